@@ -9,3 +9,4 @@ pub mod model_list;
 pub mod page;
 pub mod prefix_cache;
 pub mod role;
+pub mod sleep;

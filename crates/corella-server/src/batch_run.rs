@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::state::server_state::ServerState;
+use crate::model_set::driver::ModelSet;
 
 use crate::store::batch_table::Batches;
 use job::run_job;
@@ -21,17 +21,18 @@ const SWEEP_PERIOD: Duration = Duration::from_secs(60);
 
 /// Runs batches until the server begins to drain, and then waits for the lines in progress. The next start of the
 /// server answers the remaining lines.
-pub async fn run_batches(state: Arc<ServerState>, batches: Arc<Batches>) {
+pub async fn run_batches(models: ModelSet, batches: Arc<Batches>) {
     let mut jobs = JoinSet::new();
-    while !state.is_draining() {
+    let server = models.parts();
+    while !server.is_draining() {
         while let Some(job) = batches.take_job() {
-            jobs.spawn(run_job(state.clone(), batches.clone(), job));
+            jobs.spawn(run_job(models.clone(), batches.clone(), job));
         }
         tokio::select! {
             () = batches.has_work.notified() => {}
             Some(_) = jobs.join_next() => {}
             () = sleep(SWEEP_PERIOD) => sweep(&batches).await,
-            () = state.draining() => {}
+            () = server.draining() => {}
         }
     }
     while jobs.join_next().await.is_some() {}

@@ -3,6 +3,8 @@
 pub mod accounting;
 pub mod auth;
 pub mod cors;
+pub mod model_choice;
 pub mod request_head;
 pub mod router;
 pub mod unread_body;
+pub mod waiting_stream;

@@ -16,6 +16,7 @@
 //! * `call`: the computation of a call, its caller, and its metrics.
 //! * `store`: responses, files and batches that are kept for callers.
 //! * `state`: the state that handlers share.
+//! * `model_set`: the models of the server, which are loaded by use.
 //! * `endpoint`: endpoints that compute or keep something for a caller.
 //! * `admin`: endpoints about the server itself.
 //! * `http`: routes, and the layers of every request.
@@ -33,6 +34,7 @@ mod endpoint;
 mod http;
 mod kv_events;
 mod local_client;
+mod model_set;
 mod serve;
 mod state;
 mod store;
@@ -59,16 +61,22 @@ pub use call::kv_transfer::{KvTransfer, KvTransferCall, KvTransferError};
 pub use call::metrics::OutputMetrics;
 pub use config::allowed_origins::AllowedOrigins;
 pub use config::api_key::{ApiKey, Clock, KeyDigest};
+pub use config::keep_alive::KeepAlive;
 pub use config::serve_config::{ModelFacts, ServeConfig, TextModel};
+pub use config::server_config::ServerConfig;
 pub use config::tls::{ServerTls, TlsError};
 pub use http::router::router;
 pub use kv_events::{KvEvents, KvEventsConfig};
 pub use local_client::{LocalClient, LocalResponse};
+pub use model_set::driver::{ModelSet, ModelSetConfig};
+pub use model_set::model_loader::{ModelId, ModelLoader, ModelMemory};
+pub use model_set::model_table::ModelSetting;
 pub use serve::listener::Listener;
 pub use serve::loading::Loading;
 pub use serve::shutdown::{Shutdown, ShutdownSender, shutdown_signal};
 pub use serve::{DrainReport, serve};
 pub use state::cluster_status::{ClusterStatus, MAX_NODES, NodeStatus};
 pub use state::role_control::{BlockSite, RoleChange, RoleControl, RoleError, RoleStatus};
+pub use state::server_parts::ServerParts;
 pub use state::server_state::{Backend, ServerState};
 pub use text::grammar_constraint::GrammarMaker;

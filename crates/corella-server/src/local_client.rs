@@ -12,6 +12,7 @@ use hyper_util::service::TowerToHyperService;
 use crate::call::account::Account;
 use crate::call::call_context::{Background, OnlyCheck, RequestNumber};
 use crate::http::router::{batch_router, router};
+use crate::model_set::driver::ModelSet;
 use crate::state::server_state::ServerState;
 
 /// Sends requests to a server that need not listen on a socket. Requests are treated as over a socket, with the same
@@ -34,17 +35,17 @@ pub struct LocalResponse {
 impl LocalClient {
     pub fn new(state: Arc<ServerState>) -> Self {
         Self {
-            service: TowerToHyperService::new(router(state)),
+            service: TowerToHyperService::new(router(ModelSet::of(state))),
             extensions: Extensions::new(),
         }
     }
 
     /// Returns a client for the lines of a batch. Requests of waiting clients come before this client's requests.
-    pub(crate) fn for_batch(state: Arc<ServerState>) -> Self {
+    pub(crate) fn for_batch(models: ModelSet) -> Self {
         let mut extensions = Extensions::new();
         extensions.insert(Background);
         Self {
-            service: TowerToHyperService::new(batch_router(state)),
+            service: TowerToHyperService::new(batch_router(models)),
             extensions,
         }
     }

@@ -25,10 +25,11 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::batch_run::run_batches;
 use crate::config::tls::ServerTls;
 use crate::http::router::router;
+use crate::model_set::driver::ModelSet;
 use crate::serve::listener::{Connection, Listener};
 use crate::serve::shutdown::Shutdown;
 use crate::serve::write_deadline::WriteDeadline;
-use crate::state::server_state::ServerState;
+use crate::state::server_parts::ServerParts;
 use crate::state::use_count::{Count, Counted};
 
 /// The outcome of a server's drain.
@@ -56,80 +57,91 @@ const FLUSH_PERIOD: Duration = Duration::from_secs(5);
 /// process restarts it.
 pub async fn serve(
     listener: impl Into<Listener>,
-    state: Arc<ServerState>,
+    models: ModelSet,
     mut shutdown: Shutdown,
 ) -> io::Result<DrainReport> {
     let listener = listener.into();
+    let server = models.parts().clone();
     let limits = ConnectionLimits {
-        header_timeout: state.config.header_timeout,
-        write_timeout: state.config.write_timeout,
-        max_num_connections: state.config.max_num_connections,
+        header_timeout: server.config.header_timeout,
+        write_timeout: server.config.write_timeout,
+        max_num_connections: server.config.max_num_connections,
         keep_alive: true,
     };
-    let tls = state.config.tls.clone();
-    let newcomers = state.use_count.newcomers.clone();
-    let connections = Connections::new(router(state.clone()), tls, &limits, newcomers);
+    let tls = server.config.tls.clone();
+    let newcomers = server.use_count.newcomers.clone();
+    let connections = Connections::new(router(models.clone()), tls, &limits, newcomers);
     // Lines of batches count as requests in flight. Batches stop when serving ends for any reason.
     let mut runner = JoinSet::new();
-    if let Ok(batches) = state.batches() {
-        runner.spawn(run_batches(state.clone(), batches.clone()));
+    if let Ok(batches) = server.batches() {
+        runner.spawn(run_batches(models.clone(), batches.clone()));
     }
     tokio::select! {
         // Connections come before idleness: a connection that is there already keeps the server from ending as idle.
         // They come after all else: with many at once, accepting takes the whole budget of each poll.
         biased;
-        error = engine_lost(&state) => {
+        error = engine_lost(&models) => {
             // The streams have received their error; this gives clients the time to read it.
             connections.close().await;
             return Err(error);
         }
         () = shutdown.requested() => {}
         error = connections.accept_from(&listener) => return Err(error),
-        () = idle(&state) => {}
+        () = idle(&server) => {}
     }
-    state.drain();
-    let deadline = Instant::now() + state.config.drain_timeout;
+    server.drain();
+    for state in models.loaded() {
+        state.engine.drain();
+    }
+    let deadline = Instant::now() + server.config.drain_timeout;
     tracing::info!(
-        running = *state.num_in_flight.borrow(),
-        drain_timeout_s = state.config.drain_timeout.as_secs(),
+        running = *server.num_in_flight.borrow(),
+        drain_timeout_s = server.config.drain_timeout.as_secs(),
         "draining"
     );
-    let mut num_in_flight = state.num_in_flight.subscribe();
-    let accepts = !state.config.has_inherited_socket;
+    let mut num_in_flight = server.num_in_flight.subscribe();
+    let accepts = !server.config.has_inherited_socket;
     tokio::select! {
         error = connections.accept_from(&listener), if accepts => return Err(error),
         _ = timeout_at(deadline, num_in_flight.wait_for(|&num| num == 0)) => {}
         () = shutdown.requested() => {}
     }
     // A lost engine also ends the requests in flight.
-    let engine = state.engine.state();
+    let only = models.only_model();
+    let engine = only.map(|state| state.engine.state());
     drop(listener);
-    let num_cut_off = *state.num_in_flight.borrow();
-    state.calls.cut_off();
+    let num_cut_off = *server.num_in_flight.borrow();
+    for state in models.loaded() {
+        state.calls.cut_off();
+    }
     connections.close().await;
     // Gives batches the time to write their last answers.
     let _ = timeout_at(Instant::now() + FLUSH_PERIOD, runner.join_next()).await;
     match engine {
-        EngineState::Lost(reason) => Err(stopped(&reason)),
-        EngineState::Ready | EngineState::Draining => Ok(DrainReport { num_cut_off }),
+        Some(EngineState::Lost(reason)) => Err(stopped(&reason)),
+        _ => Ok(DrainReport { num_cut_off }),
     }
 }
 
-/// Waits until the engine has stopped, and returns why.
-async fn engine_lost(state: &ServerState) -> io::Error {
+/// Waits until the engine of the only model has stopped, and returns why. Among several models, a lost engine ends only
+/// the requests of its own.
+async fn engine_lost(models: &ModelSet) -> io::Error {
+    let is_only = models.num_models() == 1;
     loop {
-        if let EngineState::Lost(reason) = state.engine.state() {
-            return stopped(&reason);
+        match models.only_model().map(|state| state.engine.state()) {
+            Some(EngineState::Lost(reason)) => return stopped(&reason),
+            _ if is_only => {}
+            _ => models.note_lost_engines(),
         }
         sleep(ENGINE_CHECK_PERIOD).await;
     }
 }
 
 /// Waits until the server has been idle for its limit; forever without a limit.
-async fn idle(state: &ServerState) {
-    match state.config.exit_when_idle {
+async fn idle(server: &ServerParts) {
+    match server.config.exit_when_idle {
         Some(limit) => {
-            state.use_count.unused_for(limit).await;
+            server.use_count.unused_for(limit).await;
             tracing::info!(
                 idle_s = limit.as_secs_f32(),
                 "no request came, so the server ends"

@@ -52,6 +52,7 @@ pub use error::Error;
 pub use error::display_bytes::display_bytes;
 pub use memory::token_cost::TokenCost;
 pub use model::device::{DraftHardware, Hardware};
+pub use model::device_plan::MemoryPlan;
 pub use model::inspect::{
     Inspection, KvSize, ModelReport, TemplateReport, TokenizerReport, WeightReport, inspect,
 };

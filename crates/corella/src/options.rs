@@ -109,6 +109,9 @@ pub struct LlmOptions {
     /// Memory for the KV cache, including a draft model's. Default: half of the free memory, or less if the requests
     /// cannot use that much.
     pub kv_cache_bytes: Option<u64>,
+    /// The memory that several models share. The default size of the KV cache is then a quarter of what the weights
+    /// leave of it, whatever else runs. Default: the model has all memory that is free.
+    pub shared_memory_bytes: Option<u64>,
     /// The share of a GPU's memory that Corella takes, unless `kv_cache_bytes` sets the KV cache's size.
     pub gpu_memory_utilization: f64,
     /// Whether the bits of a sequence on a GPU are independent of its batch.
@@ -170,6 +173,7 @@ impl Default for LlmOptions {
             draft_model: None,
             uses_draft_head: false,
             kv_cache_bytes: None,
+            shared_memory_bytes: None,
             gpu_memory_utilization: 0.9,
             is_batch_invariant: true,
             max_logprobs: 20,

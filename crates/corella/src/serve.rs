@@ -4,8 +4,10 @@
 pub(crate) mod adapter_loader;
 pub(crate) mod cluster;
 pub(crate) mod local_server;
+pub(crate) mod model_loader;
 pub(crate) mod reload;
 pub(crate) mod server_socket;
+pub(crate) mod several_models;
 
 use std::io;
 use std::path::PathBuf;
@@ -17,8 +19,8 @@ use corella_core::SchedulerConfig;
 use corella_engine::Tracer;
 use corella_server::batch::{Batches, FilesConfig};
 use corella_server::{
-    AdapterLoader, Backend, DrainReport, KvEvents, KvEventsConfig, OutputMetrics, ServeConfig,
-    ServerState, ServerTls, TextModel, shutdown_signal,
+    AdapterLoader, Backend, DrainReport, KvEvents, KvEventsConfig, ModelId, ModelMemory, ModelSet,
+    OutputMetrics, ServerConfig, ServerParts, ServerState, ServerTls, TextModel, shutdown_signal,
 };
 use tokio::runtime::Runtime;
 
@@ -31,6 +33,7 @@ use crate::process::open_files;
 use crate::process::supervisor;
 use crate::serve::adapter_loader::FolderLoader;
 use crate::serve::cluster::Cluster;
+use crate::serve::model_loader::SourceLoader;
 use crate::serve::reload::Reload;
 use crate::serve::server_socket::ServerSocket;
 use crate::{Error, Llm, ModelSource};
@@ -46,7 +49,10 @@ pub fn run(config: Serve) -> Result<(), Error> {
 }
 
 // Long: the steps of a start and of an end, whose order matters.
-async fn serve(config: Serve) -> Result<(), Error> {
+async fn serve(mut config: Serve) -> Result<(), Error> {
+    if let Some(models) = (config.models).take_if(|models| models.sources.len() > 1) {
+        return several_models::serve(config, models).await;
+    }
     let io_error = |what: String| move |error| Error::Io(what, error);
     // A missing model is reported even if the port is in use, too.
     if matches!(&config.source, ModelSource::Path(path) if !path.exists()) {
@@ -67,25 +73,29 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let mut llm = Llm::load(&config.source, &config.options)?;
     let shutdown = shutdown_signal().map_err(io_error(SIGNALS.to_owned()))?;
     let has_key = !api_keys.is_empty();
-    let scheduler = config.options.scheduler.clone();
     let reply_format = config.request.reply_format(llm.chat_template.as_ref());
     let exporter = config.otlp.map(OtlpExporter::start).transpose()?;
     let tracer = exporter.clone().map(Tracer::new);
     cluster_config.tracer.clone_from(&tracer);
-    let serve_config = ServeConfig {
+    let server_config = ServerConfig {
         tracer,
         api_keys,
         tls: server_tls.clone(),
-        ..config.request.serve_config(&llm, config.server)
+        ..config.server
     };
-    make_room_for(serve_config.max_num_connections);
+    let serve_config = { config.request.clone() }.serve_config(&llm, config.limits.clone());
+    make_room_for(server_config.max_num_connections);
     let say = |line: &str| announce(config.log_format, line);
     say(&llm.summary());
     if let Some(line) = llm.end_summary() {
         say(&line);
     }
     if config.is_verbose {
-        say(&limits_line(&scheduler, &serve_config));
+        say(&limits_line(
+            &config.options.scheduler,
+            &server_config,
+            serve_config.max_num_choices,
+        ));
     }
     let outputs = OutputMetrics::default();
     let cluster = cluster::start(
@@ -94,7 +104,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         cluster_listener,
         &llm,
         Arc::new(outputs.clone()),
-        serve_config.drain_timeout,
+        server_config.drain_timeout,
     )?;
     if let Some(line) = cluster.summary() {
         say(&line);
@@ -104,18 +114,20 @@ async fn serve(config: Serve) -> Result<(), Error> {
         None => None,
     };
     if config.is_verbose {
-        let url = socket.curl(server_tls.is_some()) + &serve_config.root_path;
+        let url = socket.curl(server_tls.is_some()) + &server_config.root_path;
         say(&try_line(&llm, &url, has_key));
     }
     let ready_line = ready_line(
         &socket.address(server_tls.is_some()),
-        &serve_config.root_path,
+        &server_config.root_path,
     );
 
-    let engine = llm.engine.clone();
+    let memory = memory_of(&llm);
     let _weight_keepers = std::mem::take(&mut llm.weight_keepers);
     let batches = config.files.map(open_batches).transpose()?;
-    let mut backend = backend(&llm, &cluster, batches, outputs);
+    let name = serve_config.served_model_names.first();
+    let parts = ServerParts::new(server_config, batches, name.map(String::as_str));
+    let mut backend = backend(&llm, &cluster, outputs);
     let collectors = &mut backend.collectors;
     collectors.extend(kv_events.as_ref().map(KvEvents::collector));
     collectors.extend(exporter.clone().map(|exporter| Box::new(exporter) as _));
@@ -124,7 +136,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         reply_format,
         chat_template: llm.chat_template,
     };
-    let state = ServerState::with_backend(serve_config, text, llm.engine, backend);
+    let state = ServerState::with_backend(parts.clone(), serve_config, text, llm.engine, backend);
     for (name, path) in &config.adapters {
         state
             .load_adapter(name, path)
@@ -135,14 +147,32 @@ async fn serve(config: Serve) -> Result<(), Error> {
         keys: config.keys,
         tls: server_tls,
     };
-    reload.start(&state).map_err(io_error(SIGNALS.to_owned()))?;
+    reload.start(&parts).map_err(io_error(SIGNALS.to_owned()))?;
     if let Some(loading) = loading {
         loading.end().await;
     }
     say(&ready_line);
     supervisor::notify("READY=1");
-    let served = corella_server::serve(socket.take_listener(), state.clone(), shutdown);
-    let report = until_drained(served, &state, &cluster).await;
+    let (models, cluster) = match config.models {
+        None => (ModelSet::of(state), Some(cluster)),
+        Some(models) => {
+            let loader = SourceLoader {
+                parts: parts.clone(),
+                sources: models.sources.clone(),
+                options: config.options,
+                limits: config.limits,
+                request: config.request,
+                log_format: config.log_format,
+            };
+            let set = several_models::model_set(models, loader)?;
+            set.put_loaded(ModelId(0), memory, state);
+            // There are no other nodes. The engine ends with its model, so nothing else may hold it.
+            drop(cluster);
+            (set, None)
+        }
+    };
+    let served = corella_server::serve(socket.take_listener(), models.clone(), shutdown);
+    let report = until_drained(served, &parts, cluster.as_ref()).await;
     if let Some(exporter) = exporter {
         // The exporter waits for the collector, on a thread of its own.
         let _ = tokio::task::spawn_blocking(move || exporter.finish()).await;
@@ -151,22 +181,24 @@ async fn serve(config: Serve) -> Result<(), Error> {
     if report.num_cut_off > 0 {
         tracing::warn!(num_requests = report.num_cut_off, "cut off while running");
     }
-    engine.shutdown();
+    models.close();
     Ok(())
 }
 
 /// Serves until the server has drained, and then leaves the cluster.
 async fn until_drained(
     served: impl Future<Output = io::Result<DrainReport>>,
-    state: &ServerState,
-    cluster: &Cluster,
+    parts: &ServerParts,
+    cluster: Option<&Cluster>,
 ) -> io::Result<DrainReport> {
     // As soon as the server drains, other nodes stop sending requests. The supervisor is told here because this future
     // is awaited: an idle server ends at once, and a separate task might never run.
     let leaving = async {
-        state.draining().await;
+        parts.draining().await;
         supervisor::notify("STOPPING=1");
-        cluster.0.leave();
+        if let Some(cluster) = cluster {
+            cluster.0.leave();
+        }
     };
     let (mut served, mut leaving) = (std::pin::pin!(served), std::pin::pin!(leaving));
     let report = tokio::select! {
@@ -179,7 +211,7 @@ async fn until_drained(
         }
         () = &mut leaving => served.await,
     };
-    if report.is_ok() {
+    if let (Ok(_), Some(cluster)) = (&report, cluster) {
         cluster.0.finish().await;
     }
     report
@@ -208,21 +240,26 @@ fn open_batches(files: FilesConfig) -> Result<Arc<Batches>, Error> {
     Batches::open(files).map_err(|error| Error::Io(format!("opening --files-dir {dir}"), error))
 }
 
-fn backend(
-    llm: &Llm,
-    cluster: &Cluster,
-    batches: Option<Arc<Batches>>,
-    outputs: OutputMetrics,
-) -> Backend {
+fn backend(llm: &Llm, cluster: &Cluster, outputs: OutputMetrics) -> Backend {
     let loader = || Arc::new(FolderLoader::new(llm)) as Arc<dyn AdapterLoader>;
     Backend {
         generator: Arc::new(cluster.0.clone()),
         kv_transfer: cluster.kv_transfer(),
         roles: Some(Arc::new(cluster.clone())),
         adapters: llm.engine.adapters().map(|_| loader()),
-        batches,
         outputs,
         collectors: vec![cluster.0.collector()],
+    }
+}
+
+/// The memory of a model that is loaded.
+fn memory_of(llm: &Llm) -> ModelMemory {
+    let draft = llm.draft_hardware.as_ref();
+    let weight_bytes = llm.hardware.executor.weight_bytes;
+    ModelMemory {
+        weights: (weight_bytes + draft.map_or(0, |draft| draft.weight_bytes)) as u64,
+        kv_pool: llm.hardware.kv_bytes + draft.map_or(0, |draft| draft.kv_bytes),
+        working: 0,
     }
 }
 
@@ -241,10 +278,10 @@ fn make_room_for(max_num_connections: usize) {
 }
 
 /// Describes the limits in force, the starting point for tuning a server.
-fn limits_line(scheduler: &SchedulerConfig, config: &ServeConfig) -> String {
+fn limits_line(scheduler: &SchedulerConfig, config: &ServerConfig, max_num_choices: u32) -> String {
     format!(
         "limits: running requests {}, waiting requests {}, waiting prompt tokens {}, tokens per step {}, \
-         steps in flight {}, connections {}, request body {} MiB, choices per request {}",
+         steps in flight {}, connections {}, request body {} MiB, choices per request {max_num_choices}",
         scheduler.max_num_seqs,
         scheduler.max_queued_requests,
         scheduler.max_queued_tokens,
@@ -252,7 +289,6 @@ fn limits_line(scheduler: &SchedulerConfig, config: &ServeConfig) -> String {
         scheduler.max_inflight_steps,
         config.max_num_connections,
         config.max_body_bytes >> 20,
-        config.max_num_choices,
     )
 }
 

@@ -6,7 +6,10 @@ use corella_core::{SchedulerConfig, TokenId};
 use corella_engine::{Engine, EngineConfig};
 use corella_fuzz::{Random, Target, Verdict};
 use corella_model::{MockConfig, MockExecutor};
-use corella_server::{Backend, LocalClient, OutputMetrics, ServeConfig, ServerState, TextModel};
+use corella_server::{
+    Backend, LocalClient, OutputMetrics, ServeConfig, ServerConfig, ServerParts, ServerState,
+    TextModel,
+};
 use corella_text::{ChatTemplate, TemplateFiles, Tokenizer};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -76,12 +79,12 @@ impl Server {
             kv_transfer: None,
             roles: None,
             adapters: None,
-            batches: None,
             outputs: OutputMetrics::default(),
             collectors: Vec::new(),
         };
+        let parts = ServerParts::new(ServerConfig::default(), None, Some("mock"));
         let config = ServeConfig::new("mock", MAX_MODEL_LEN, vocab_size, hidden_size);
-        let state = ServerState::with_backend(config, text, engine, backend);
+        let state = ServerState::with_backend(parts, config, text, engine, backend);
         Self {
             runtime: Runtime::new().expect("threads"),
             client: LocalClient::new(state),

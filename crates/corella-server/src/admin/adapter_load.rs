@@ -1,14 +1,11 @@
 //! `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, in vLLM's form.
 
-use std::sync::Arc;
-
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::state::server_state::ServerState;
+use crate::model_set::model_use::UsedModel;
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::wire::api_error::{ApiError, required};
@@ -31,11 +28,8 @@ struct UnloadFields {
 }
 
 /// `POST /v1/load_lora_adapter`
-pub async fn load_adapter(
-    State(state): State<Arc<ServerState>>,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let body = state.bodies.read(body).await?;
+pub async fn load_adapter(UsedModel(state): UsedModel, body: Body) -> Result<Response, ApiError> {
+    let body = state.parts.bodies.read(body).await?;
     let fields: LoadFields = body.parse()?;
     let name = required("lora_name", fields.lora_name)?;
     let path = required("lora_path", fields.lora_path)?;
@@ -46,11 +40,8 @@ pub async fn load_adapter(
 }
 
 /// `POST /v1/unload_lora_adapter`
-pub async fn unload_adapter(
-    State(state): State<Arc<ServerState>>,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let body = state.bodies.read(body).await?;
+pub async fn unload_adapter(UsedModel(state): UsedModel, body: Body) -> Result<Response, ApiError> {
+    let body = state.parts.bodies.read(body).await?;
     let fields: UnloadFields = body.parse()?;
     let name = required("lora_name", fields.lora_name)?;
     let answer = json!({"id": name, "object": "model", "deleted": true});

@@ -13,7 +13,7 @@ pub fn server_event(state: &ServerState, interval_ms: u64) -> Value {
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "model": state.config.model_name(),
-        "started_unix_s": state.started_unix_s,
+        "started_unix_s": state.parts.started_unix_s,
         "interval_ms": interval_ms,
         "page_size": limits.page_size,
         "num_pages": limits.num_pages,
@@ -41,7 +41,7 @@ pub fn snapshot_event(
         "number": number,
         "time_ms": now_us as f64 / 1000.0,
         "state": match state.engine.state() {
-            EngineState::Ready if !state.is_draining() => "ready",
+            EngineState::Ready if !state.parts.is_draining() => "ready",
             EngineState::Ready | EngineState::Draining => "draining",
             EngineState::Lost(_) => "lost",
         },

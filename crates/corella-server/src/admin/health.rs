@@ -10,34 +10,39 @@ use corella_engine::EngineState;
 use serde_json::json;
 
 use crate::call::metrics::prefers_open_metrics;
-use crate::state::server_state::ServerState;
+use crate::model_set::driver::ModelSet;
+use crate::model_set::model_view::ModelView;
+use crate::state::server_parts::ServerParts;
 use crate::wire::api_error::ApiError;
 use crate::wire::json_response::json_response;
 
 /// Answers 200 while the engine works, with the body of llama-server's answer. After a 503 the server must be
-/// restarted.
-pub async fn health(State(state): State<Arc<ServerState>>) -> Result<Response, ApiError> {
-    match state.engine.state() {
-        EngineState::Ready | EngineState::Draining => Ok(json_response(&json!({ "status": "ok" }))),
-        EngineState::Lost(reason) => Err(ApiError::not_ready(&reason)),
+/// restarted. A model without a working engine among others fails only its own requests.
+pub async fn health(State(models): State<ModelSet>) -> Result<Response, ApiError> {
+    match models.only_model().map(|state| state.engine.state()) {
+        Some(EngineState::Lost(reason)) => Err(ApiError::not_ready(&reason)),
+        _ => Ok(json_response(&json!({ "status": "ok" }))),
     }
 }
 
 /// Answers 200 if the server takes new requests, and can serve them in its role.
-pub async fn ready(State(state): State<Arc<ServerState>>) -> Result<(), ApiError> {
-    match state.engine.state() {
-        EngineState::Ready if !state.is_draining() => {
-            let obstacle = state.roles.as_ref().and_then(|roles| roles.obstacle());
+pub async fn ready(State(models): State<ModelSet>) -> Result<(), ApiError> {
+    let only = models.only_model();
+    match only.as_ref().map(|state| state.engine.state()) {
+        Some(EngineState::Lost(reason)) => Err(ApiError::not_ready(&reason)),
+        Some(EngineState::Draining) => Err(ApiError::draining()),
+        _ if models.parts().is_draining() => Err(ApiError::draining()),
+        _ => {
+            let roles = only.as_ref().and_then(|state| state.roles.as_ref());
+            let obstacle = roles.and_then(|roles| roles.obstacle());
             obstacle.map_or(Ok(()), |reason| Err(ApiError::no_service(reason)))
         }
-        EngineState::Ready | EngineState::Draining => Err(ApiError::draining()),
-        EngineState::Lost(reason) => Err(ApiError::not_ready(&reason)),
     }
 }
 
 /// Returns the number of unanswered requests, as vLLM does, without this request.
-pub async fn load(State(state): State<Arc<ServerState>>) -> Response {
-    let num_in_flight = *state.num_in_flight.borrow();
+pub async fn load(State(server): State<Arc<ServerParts>>) -> Response {
+    let num_in_flight = *server.num_in_flight.borrow();
     json_response(&json!({ "server_load": num_in_flight.saturating_sub(1) }))
 }
 
@@ -47,13 +52,24 @@ pub async fn version() -> Response {
 
 /// Returns the metrics in the format that `Accept` prefers.
 pub async fn metrics(
-    State(state): State<Arc<ServerState>>,
+    State(models): State<ModelSet>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let metrics = &state.metrics;
-    let renderer = &metrics.renderer;
-    let text = renderer
-        .text(|| metrics.encode(state.text_work()))
+    let server = models.parts();
+    let metrics = &server.http_metrics;
+    let render = || {
+        let mut text = String::new();
+        models.encode_metrics(&mut text)?;
+        for view in models.views() {
+            let name = view.setting.names.first().map_or("", String::as_str);
+            metrics.set_model_state(name, view.status_name(), &ModelView::STATUS_NAMES);
+        }
+        metrics.encode(&mut text, server.text_threads.stats())?;
+        Ok::<_, std::fmt::Error>(text)
+    };
+    let text = metrics
+        .renderer
+        .text(render)
         .await
         .map_err(|_| ApiError::engine("The metrics could not be written."))?;
     let (content_type, text) = match prefers_open_metrics(&headers) {

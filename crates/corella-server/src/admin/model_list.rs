@@ -1,6 +1,4 @@
-//! `/v1/models`: lists the one model under each of its names, and its adapters.
-
-use std::sync::Arc;
+//! `/v1/models`: lists the models under each of their names, and their adapters.
 
 use axum::extract::{Path, State};
 use axum::response::Response;
@@ -8,55 +6,63 @@ use serde_json::{Value, json};
 
 use crate::adapter::served_adapter::ServedAdapter;
 use crate::call::call_context::CallContext;
-use crate::state::server_state::ServerState;
+use crate::model_set::driver::ModelSet;
+use crate::model_set::model_view::ModelView;
 use crate::wire::api_error::ApiError;
 use crate::wire::json_response::json_response;
 
-fn model(state: &ServerState, id: &str) -> Value {
+/// `max_model_len` is `null` before the first load.
+fn model(models: &ModelSet, view: &ModelView, id: &str) -> Value {
     json!({
         "id": id,
         "object": "model",
-        "created": state.started_unix_s,
+        "created": models.parts().started_unix_s,
         "owned_by": "corella",
-        "root": state.config.model_name(),
-        "max_model_len": state.config.max_model_len,
+        "root": view.setting.names.first(),
+        "max_model_len": view.config.as_ref().map(|config| config.max_model_len),
+        "status": {"value": view.status_name()},
     })
 }
 
 /// `parent` is the model that the adapter changes.
-fn adapted_model(state: &ServerState, id: &str, adapter: &ServedAdapter) -> Value {
-    let mut model = model(state, id);
+fn adapted_model(models: &ModelSet, view: &ModelView, id: &str, adapter: &ServedAdapter) -> Value {
+    let mut model = model(models, view, id);
     model["created"] = json!(adapter.created);
-    model["root"] = json!(adapter.path);
-    model["parent"] = json!(state.config.model_name());
+    model["parent"] = std::mem::replace(&mut model["root"], json!(adapter.path));
     model
 }
 
-pub async fn list_models(State(state): State<Arc<ServerState>>, context: CallContext) -> Response {
-    let is_allowed = |name: &str| context.check_model(&state.config, name).is_ok();
-    let names = state
-        .config
-        .served_model_names
-        .iter()
-        .filter(|name| is_allowed(name));
-    let models = names.map(|name| model(&state, name));
-    let adapters = state.served.adapters.list();
-    let of_adapters = adapters.iter().filter(|(name, _)| is_allowed(name));
-    let of_adapters = of_adapters.map(|(name, adapter)| adapted_model(&state, name, adapter));
-    let data: Vec<_> = models.chain(of_adapters).collect();
+pub async fn list_models(State(models): State<ModelSet>, context: CallContext) -> Response {
+    let mut data = Vec::new();
+    let views = models.views();
+    for view in &views {
+        let names = view.setting.names.iter();
+        let names = names.filter(|name| view.check_key(&context, name).is_ok());
+        data.extend(names.map(|name| model(&models, view, name)));
+    }
+    for view in &views {
+        let Some(state) = &view.state else { continue };
+        let adapters = state.served.adapters.list();
+        let adapters = adapters.iter();
+        let adapters = adapters.filter(|(name, _)| view.check_key(&context, name).is_ok());
+        data.extend(adapters.map(|(name, adapter)| adapted_model(&models, view, name, adapter)));
+    }
     json_response(&json!({"object": "list", "data": data}))
 }
 
 /// Names may contain slashes (`org/name`), so the route takes the whole rest of the path.
 pub async fn retrieve_model(
-    State(state): State<Arc<ServerState>>,
+    State(models): State<ModelSet>,
     context: CallContext,
     Path(name): Path<String>,
 ) -> Result<Response, ApiError> {
-    context.check_model(&state.config, &name)?;
-    let name = state.served.check_name(Some(&name))?;
-    Ok(json_response(&match &state.served.adapters.get(&name) {
-        Some(adapter) => adapted_model(&state, &name, adapter),
-        None => model(&state, &name),
+    let id = models.check_key(&context, Some(&name))?;
+    let mut views = models.views();
+    let view = views.swap_remove(id.0);
+    let state = view.state.as_ref();
+    let adapter = state.and_then(|state| state.served.adapters.get(&name));
+    Ok(json_response(&match &adapter {
+        Some(adapter) => adapted_model(&models, &view, &name, adapter),
+        None => model(&models, &view, &name),
     }))
 }

@@ -8,7 +8,7 @@ use axum::http::header::{CONTENT_SECURITY_POLICY, REFERRER_POLICY, X_CONTENT_TYP
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::Response;
 
-use crate::state::server_state::ServerState;
+use crate::state::server_parts::ServerParts;
 use crate::wire::api_error::ApiError;
 use crate::wire::constant_answer::ConstantAnswer;
 
@@ -110,21 +110,21 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
     font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Serves the chat.
-pub async fn page(State(state): State<Arc<ServerState>>, headers: HeaderMap) -> Response {
-    let answer = state.page.get_or_init(|| html(INDEX, &state));
+pub async fn page(State(server): State<Arc<ServerParts>>, headers: HeaderMap) -> Response {
+    let answer = server.page.get_or_init(|| html(INDEX, &server));
     secured(answer.respond(&headers))
 }
 
 /// Serves the description of the API.
-pub async fn docs(State(state): State<Arc<ServerState>>, headers: HeaderMap) -> Response {
-    let answer = state.docs.get_or_init(|| html(DOCS, &state));
+pub async fn docs(State(server): State<Arc<ServerParts>>, headers: HeaderMap) -> Response {
+    let answer = server.docs.get_or_init(|| html(DOCS, &server));
     secured(answer.respond(&headers))
 }
 
 /// Returns a page. Its links are relative, or begin with the root path: a browser may use the root path with or without
 /// a final slash, and a proxy may remove it.
-fn html(text: &str, state: &ServerState) -> ConstantAnswer {
-    let html = match &*state.config.root_path {
+fn html(text: &str, server: &ServerParts) -> ConstantAnswer {
+    let html = match &*server.config.root_path {
         "" => text.to_owned(),
         root_path => text
             .replace("=\"page/", &format!("=\"{root_path}/page/"))

@@ -1,13 +1,11 @@
 //! `POST /reset_prefix_cache`: forgets cached prefixes.
 
-use std::sync::Arc;
-
 use axum::body::Body;
 use axum::extract::State;
 use corella_engine::ResetError;
 use serde::Deserialize;
 
-use crate::state::server_state::ServerState;
+use crate::model_set::driver::ModelSet;
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
@@ -20,27 +18,30 @@ struct ResetFields {
     tiers: Option<bool>,
 }
 
-/// Answers 409 while requests hold cached pages.
+/// Resets the caches of all loaded models. Answers 409 while requests hold cached pages.
 pub async fn reset_prefix_cache(
-    State(state): State<Arc<ServerState>>,
+    State(models): State<ModelSet>,
     body: Body,
 ) -> Result<(), ApiError> {
-    let body = state.bodies.read(body).await?;
+    let body = models.parts().bodies.read(body).await?;
     let fields: ResetFields = match body.num_bytes() {
         0 => ResetFields::default(),
         _ => body.parse()?,
     };
     let with_tiers = fields.tiers == Some(true);
-    let engine = state.engine.clone();
-    let reset = move |_: &ServedModel, _: &Caller| {
-        let reset = match with_tiers {
-            true => engine.reset_prefix_cache_and_tiers(),
-            false => engine.reset_prefix_cache(),
+    for state in models.loaded() {
+        let engine = state.engine.clone();
+        let reset = move |_: &ServedModel, _: &Caller| {
+            let reset = match with_tiers {
+                true => engine.reset_prefix_cache_and_tiers(),
+                false => engine.reset_prefix_cache(),
+            };
+            reset.map_err(|error| match error {
+                ResetError::Busy => ApiError::conflict(format!("Nothing was reset: {error}.")),
+                ResetError::Lost(reason) => ApiError::not_ready(&reason),
+            })
         };
-        reset.map_err(|error| match error {
-            ResetError::Busy => ApiError::conflict(format!("Nothing was reset: {error}.")),
-            ResetError::Lost(reason) => ApiError::not_ready(&reason),
-        })
-    };
-    state.run_blocking(0, reset).await
+        state.run_blocking(0, reset).await?;
+    }
+    Ok(())
 }

@@ -1,12 +1,10 @@
 //! `/role`: this server's role among the nodes of a cluster, and its changes.
 
-use std::sync::Arc;
-
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
+use crate::model_set::model_use::UsedModel;
 use crate::state::role_control::{RoleControl, RoleError};
 use crate::state::server_state::ServerState;
 use crate::wire::api_error::{ApiError, required};
@@ -18,16 +16,13 @@ struct RoleFields {
     role: Option<String>,
 }
 
-pub async fn role(State(state): State<Arc<ServerState>>) -> Result<Response, ApiError> {
+pub async fn role(UsedModel(state): UsedModel) -> Result<Response, ApiError> {
     Ok(json_response(&roles(&state)?.status()))
 }
 
 /// Answers when the role has changed.
-pub async fn change_role(
-    State(state): State<Arc<ServerState>>,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let body = state.bodies.read(body).await?;
+pub async fn change_role(UsedModel(state): UsedModel, body: Body) -> Result<Response, ApiError> {
+    let body = state.parts.bodies.read(body).await?;
     let fields: RoleFields = body.parse()?;
     let role = required("role", fields.role)?;
     let roles = roles(&state)?;

@@ -73,7 +73,7 @@ impl Run {
             if num_tried < NUM_DISK_TRIES {
                 tokio::select! {
                     () = sleep(DISK_RETRY) => {}
-                    () = self.state.draining() => {}
+                    () = self.models.parts().draining() => {}
                 }
             }
         }

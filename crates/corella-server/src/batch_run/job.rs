@@ -14,7 +14,7 @@ use tokio::time::sleep;
 
 use crate::clock::unix_now_s;
 use crate::local_client::LocalClient;
-use crate::state::server_state::ServerState;
+use crate::model_set::driver::ModelSet;
 use crate::store::batch_file::{BatchFileError, Lines, Output};
 use crate::store::batch_line::{ResultError, ResultResponse, result_line};
 use crate::store::disk::on_disk;
@@ -28,12 +28,12 @@ use crate::store::batch_table::{Batches, Job};
 /// A batch reads no further line while its unanswered lines take this many bytes or more.
 const MAX_WAITING_BYTES: usize = 16 << 20;
 
-pub async fn run_job(state: Arc<ServerState>, batches: Arc<Batches>, job: Job) {
+pub async fn run_job(models: ModelSet, batches: Arc<Batches>, job: Job) {
     // Between two lines, the batch is still a use of the server.
-    let _in_use = state.use_count.uses.begin();
+    let _in_use = models.parts().use_count.uses.begin();
     let id = job.record.id.clone();
     let run = Run {
-        state,
+        models,
         batches: batches.clone(),
         id: id.clone(),
     };
@@ -46,7 +46,7 @@ pub async fn run_job(state: Arc<ServerState>, batches: Arc<Batches>, job: Job) {
 
 /// A batch in progress.
 pub(super) struct Run {
-    pub(super) state: Arc<ServerState>,
+    pub(super) models: ModelSet,
     pub(super) batches: Arc<Batches>,
     pub(super) id: String,
 }
@@ -73,9 +73,9 @@ impl Run {
             }
             let input = files.path_of(&record.input_file_id);
             let asker = Asker {
-                state: self.state.clone(),
+                models: self.models.clone(),
                 batches: self.batches.clone(),
-                client: LocalClient::for_batch(self.state.clone()),
+                client: LocalClient::for_batch(self.models.clone()),
                 owner: record.owner.as_deref().map(Arc::from),
             };
             asker.account().map_err(key_is_gone)?;
@@ -115,7 +115,7 @@ impl Run {
         input: PathBuf,
     ) -> Result<HashSet<String>, Vec<BatchError>> {
         let endpoint = record.endpoint.clone();
-        let max_line_bytes = self.state.config.max_body_bytes;
+        let max_line_bytes = self.models.parts().config.max_body_bytes;
         let checked = spawn_blocking(move || check_lines(&input, &endpoint, max_line_bytes));
         let checked = checked.await.map_err(disk_failure)?;
         let ids = checked?;
@@ -173,7 +173,7 @@ impl Run {
         mut early_end: Pin<&mut impl Future<Output = BatchStatus>>,
     ) -> Result<End, Vec<BatchError>> {
         let max_num_running = self.batches.files.config.batch_concurrency;
-        let lines = Lines::open(input, self.state.config.max_body_bytes);
+        let lines = Lines::open(input, self.models.parts().config.max_body_bytes);
         let mut lines = Some(lines.map_err(disk_failure)?);
         let mut running: JoinSet<LineAnswer> = JoinSet::new();
         let mut num_waiting_bytes = 0;
@@ -198,7 +198,7 @@ impl Run {
             let answer = tokio::select! {
                 outcome = &mut early_end => return Ok(End::Outcome(outcome)),
                 answer = running.join_next() => answer,
-                () = self.state.draining(), if !is_interrupted => {
+                () = self.models.parts().draining(), if !is_interrupted => {
                     is_interrupted = true;
                     continue;
                 }
@@ -264,7 +264,7 @@ impl Run {
         input: &Path,
         answers: &mut Answers,
     ) -> Result<(), Vec<BatchError>> {
-        let lines = Lines::open(input, self.state.config.max_body_bytes);
+        let lines = Lines::open(input, self.models.parts().config.max_body_bytes);
         let mut lines = lines.map_err(disk_failure)?;
         loop {
             let (rest, line) = next_line(lines).await?;

@@ -8,6 +8,7 @@ use tokio::time::sleep;
 
 use crate::call::account::Account;
 use crate::local_client::LocalClient;
+use crate::model_set::driver::ModelSet;
 use crate::state::server_state::ServerState;
 use crate::store::batch_line::{RequestLine, ResultError, ResultResponse};
 
@@ -61,7 +62,7 @@ pub enum LineOutcome {
 /// Sends requests on behalf of a batch.
 #[derive(Clone)]
 pub struct Asker {
-    pub state: Arc<ServerState>,
+    pub models: ModelSet,
     pub batches: Arc<Batches>,
     pub client: LocalClient,
     /// The name of the key that made the batch.
@@ -77,7 +78,7 @@ impl Asker {
         let Some(owner) = &self.owner else {
             return Ok(None);
         };
-        let keys = &self.state.api_keys;
+        let keys = &self.models.parts().api_keys;
         match keys.named(owner) {
             None if keys.are_required() => Err(KeyIsGone),
             account => Ok(account),
@@ -105,14 +106,17 @@ impl Asker {
     /// Retries while the server is too busy. Leaves a line for later if the server ends.
     async fn ask(self, path: &str, body: Vec<u8>) -> LineOutcome {
         const RETRY: Duration = Duration::from_secs(1);
-        let Self { state, batches, .. } = &self;
+        let Self {
+            models, batches, ..
+        } = &self;
+        let server = models.parts();
         loop {
             // A line holds no permit while it waits for the rate limit of its key, so other batches continue.
             let Ok(permit) = batches.permits.acquire().await else {
                 return LineOutcome::Later;
             };
-            wait_for_others(state).await;
-            if state.is_draining() {
+            wait_for_others(models).await;
+            if server.is_draining() {
                 return LineOutcome::Later;
             }
             let Ok(account) = self.account() else {
@@ -125,16 +129,16 @@ impl Asker {
                 Ok(response) if response.is_queue_full() || response.is_rate_limited() => {}
                 Ok(response) if response.status_code == 503 => {}
                 // An answer interrupted by the server's end does not count.
-                Err(_) if state.is_draining() => return LineOutcome::Later,
+                Err(_) if server.is_draining() => return LineOutcome::Later,
                 // The error of a request whose engine was lost does not count, either.
-                Ok(response) if response.status_code >= 500 && is_lost(state) => {
+                Ok(response) if response.status_code >= 500 && is_lost(models) => {
                     return LineOutcome::Later;
                 }
                 _ => return LineOutcome::Answered(result),
             }
             tokio::select! {
                 () = sleep(RETRY) => {}
-                () = state.draining() => return LineOutcome::Later,
+                () = server.draining() => return LineOutcome::Later,
             }
         }
     }
@@ -152,14 +156,16 @@ async fn ask(
     ResultResponse::new(path, response.status, response.request_id, body)
 }
 
-fn is_lost(state: &ServerState) -> bool {
-    matches!(state.engine.state(), EngineState::Lost(_))
+fn is_lost(models: &ModelSet) -> bool {
+    let is_lost = |state: &ServerState| matches!(state.engine.state(), EngineState::Lost(_));
+    models.loaded().iter().any(|state| is_lost(state))
 }
 
 /// Requests of waiting clients come first under every scheduling policy.
-async fn wait_for_others(state: &ServerState) {
+async fn wait_for_others(models: &ModelSet) {
     const PERIOD: Duration = Duration::from_millis(10);
-    while state.engine.stats().scheduler.num_waiting > 0 && !state.is_draining() {
+    let waits = |state: &ServerState| state.engine.stats().scheduler.num_waiting > 0;
+    while models.loaded().iter().any(|state| waits(state)) && !models.parts().is_draining() {
         sleep(PERIOD).await;
     }
 }

@@ -65,10 +65,17 @@ impl CallContext {
 
     /// Refuses models that the key may not use, as if they did not exist.
     pub fn check_model(&self, config: &ServeConfig, model: &str) -> Result<(), ApiError> {
-        let Some(account) = &self.account else {
-            return Ok(());
-        };
-        match config.names_like(model).any(|name| account.may_use(name)) {
+        self.check_names(config.names_like(model), model)
+    }
+
+    /// Refuses `model` if the key may use none of `names`, as if it did not exist.
+    pub fn check_names<'a>(
+        &self,
+        mut names: impl Iterator<Item = &'a str>,
+        model: &str,
+    ) -> Result<(), ApiError> {
+        let account = self.account.as_ref();
+        match account.is_none_or(|account| names.any(|name| account.may_use(name))) {
             true => Ok(()),
             false => Err(ApiError::model_not_allowed(model)),
         }

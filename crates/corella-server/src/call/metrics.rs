@@ -2,6 +2,8 @@
 
 mod call_timer;
 mod engine;
+mod http;
+mod metric_sum;
 mod output;
 mod process;
 mod rendering;
@@ -9,42 +11,32 @@ mod step_token_histogram;
 mod text_format;
 
 pub use self::call_timer::{CallTimer, ChoiceTimes};
+pub use self::http::HttpMetrics;
+pub use self::metric_sum::MetricSum;
 pub use self::output::OutputMetrics;
 pub use self::text_format::prefers_open_metrics;
 
 use std::fmt;
-use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
 use corella_core::SchedulerConfig;
 use corella_engine::Engine;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 
 use crate::config::serve_config::ServeConfig;
-use crate::text::text_thread::TextWork;
 use crate::wire::cache_explanation::MissCause;
 
 use self::engine::EngineMetrics;
-use self::process::ProcessMetrics;
-use self::rendering::Renderer;
 
-/// Metrics of requests, as clients see them. The engine's counts are read at each scrape.
+/// Metrics of a model's requests, as clients see them. The engine's counts are read at each scrape.
 pub struct Metrics {
     registry: Registry,
-    /// Metrics of the process, without a model label.
-    process: Registry,
-    pub renderer: Renderer,
-    text_work_waiting: Gauge,
-    text_work_oldest: Gauge<f64, AtomicU64>,
-    http_requests: Family<HttpLabels, Counter>,
     pub outputs: OutputMetrics,
     prompt_tokens: Counter,
     /// By the cause.
@@ -59,12 +51,6 @@ pub struct Metrics {
     request_params_max_tokens: Histogram,
     time_to_first_token: Histogram,
     latency: Histogram,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct HttpLabels {
-    path: String,
-    status: u16,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -106,8 +92,6 @@ impl Metrics {
     ) -> Self {
         let label = ("model_name".into(), config.model_name().to_owned().into());
         let mut registry = Registry::with_labels([label].into_iter());
-        let mut process = Registry::default();
-        process.register_collector(Box::new(ProcessMetrics));
         let cache_config =
             || Info::new(cache_labels(engine.limits(), &config.model_facts.kv_format));
         for name in ["corella_cache_config", "vllm:cache_config"] {
@@ -122,21 +106,6 @@ impl Metrics {
         outputs.register(&mut names);
         Self {
             outputs,
-            text_work_waiting: names.ours(
-                "text_work_waiting",
-                "Bodies that wait for a text thread, which reads, renders and tokenises them",
-                Gauge::default(),
-            ),
-            text_work_oldest: names.ours(
-                "text_work_oldest_seconds",
-                "How long a text thread has worked on the oldest body; new requests wait if this time keeps growing",
-                Gauge::default(),
-            ),
-            http_requests: names.ours(
-                "http_requests",
-                "HTTP requests by path (other: one that does not exist) and status (499: the client left early)",
-                Family::default(),
-            ),
             prompt_tokens: names.both(
                 "prompt_tokens",
                 "Prompt tokens of requests that have a first output token",
@@ -197,28 +166,12 @@ impl Metrics {
                 "Time from a request's arrival to its last token",
                 Histogram::new(REQUEST_BUCKETS),
             ),
-            process,
-            renderer: Renderer::new(Duration::ZERO),
             registry,
         }
     }
 
-    pub fn handle_response(&self, path: &str, status: u16) {
-        let path = path.to_owned();
-        self.http_requests
-            .get_or_create(&HttpLabels { path, status })
-            .inc();
-    }
-
-    /// Encodes all metrics as OpenMetrics text, which Prometheus prefers and older scrapers can read.
-    pub fn encode(&self, text_work: TextWork) -> Result<String, fmt::Error> {
-        self.text_work_waiting.set(text_work.num_waiting as i64);
-        self.text_work_oldest.set(text_work.oldest.as_secs_f64());
-        let mut text = String::new();
-        encode_registry(&mut text, &self.registry)?;
-        encode_registry(&mut text, &self.process)?;
-        encode_eof(&mut text)?;
-        Ok(text)
+    pub fn encode(&self, text: &mut String) -> fmt::Result {
+        encode_registry(text, &self.registry)
     }
 }
 

@@ -74,7 +74,7 @@ impl Events {
         self.0.extend_from_slice(b"\n\n");
     }
 
-    fn push_error(&mut self, error: &ApiError) {
+    pub fn push_error(&mut self, error: &ApiError) {
         self.0.extend_from_slice(b"event: error\ndata: ");
         self.0.extend_from_slice(error.to_json().as_bytes());
         self.0.extend_from_slice(b"\n\n");
@@ -123,17 +123,17 @@ fn stream_response(body: Body, content_type: &'static str) -> Response {
 }
 
 /// A stream checks for silence at the end of each period.
-const SILENCE_PERIOD: Duration = Duration::from_secs(5);
+pub const SILENCE_PERIOD: Duration = Duration::from_secs(5);
 
 /// Notices a silent stream, one to two periods after its last output. The timer is not reset for each token.
-struct Silence {
+pub struct Silence {
     period: Duration,
     end_of_period: Pin<Box<Sleep>>,
     has_spoken: bool,
 }
 
 impl Silence {
-    fn new(period: Duration) -> Self {
+    pub fn new(period: Duration) -> Self {
         Self {
             period,
             end_of_period: Box::pin(sleep(period)),
@@ -142,7 +142,7 @@ impl Silence {
     }
 
     /// Ready when a period without output has ended.
-    fn poll_passed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll_passed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.end_of_period.as_mut().poll(cx).is_ready() {
             let next = Instant::now() + self.period;
             self.end_of_period.as_mut().reset(next);

@@ -20,7 +20,7 @@ pub struct ApiKey {
     pub models: Option<Vec<String>>,
     /// The priority of the key's requests, which overrides the requests' field.
     pub priority: Option<i32>,
-    /// Whether the key may change the server: load adapters, empty the prefix cache, change the role.
+    /// Whether the key may change the server: load adapters, empty the prefix cache, unload models, change the role.
     pub is_admin: bool,
 }
 

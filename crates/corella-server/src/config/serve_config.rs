@@ -1,15 +1,10 @@
-//! The configuration of the server: its limits, and the facts about the model.
+//! The configuration of a served model: its names, its limits, and the facts about it.
 
 use std::time::Duration;
 
 use corella_core::{Pooling, TokenId};
-use corella_engine::Tracer;
 use corella_model::{GenerationDefaults, SentenceConfig};
 use corella_text::{ChatTemplate, ReplyFormat, Tokenizer};
-
-use crate::config::allowed_origins::AllowedOrigins;
-use crate::config::api_key::{ApiKey, Clock};
-use crate::config::tls::ServerTls;
 
 /// Requests that exceed a limit are refused with an error that names it.
 #[derive(Clone, Debug)]
@@ -20,10 +15,6 @@ pub struct ServeConfig {
     pub other_names: Vec<String>,
     /// The facts about the model for clients.
     pub model_facts: ModelFacts,
-    /// The keys for endpoints that compute or change something. If there are none, callers need no key.
-    pub api_keys: Vec<ApiKey>,
-    /// The clock of the keys' limits.
-    pub clock: Clock,
     pub max_model_len: u32,
     /// Limits the adapters loaded at a time.
     pub max_num_adapters: usize,
@@ -47,41 +38,8 @@ pub struct ServeConfig {
     pub max_logprobs: u32,
     /// Limits the choices of one API call: the number of its prompts times `n`.
     pub max_num_choices: u32,
-    pub max_body_bytes: usize,
-    /// Limits the memory of all bodies being read or prepared.
-    pub max_body_memory: usize,
-    /// Limits the memory of responses that later requests may name. With 0, no response is kept.
-    pub max_stored_response_bytes: usize,
-    /// Limits the time from the end of the headers to the end of the body.
-    pub body_timeout: Duration,
-    /// Limits the time until a request's headers are complete, and an idle connection's wait for its next request.
-    pub header_timeout: Duration,
-    /// A connection is closed when its client takes no byte of a waiting answer for this long.
-    pub write_timeout: Duration,
-    pub max_num_connections: usize,
-    /// Encrypts connections. With `None`, they are plain HTTP.
-    pub tls: Option<ServerTls>,
-    pub allowed_origins: AllowedOrigins,
-    /// A prefix of all paths, such as `/llm`, by which a proxy finds this server; empty for none. Paths without the
-    /// prefix are accepted too, because some proxies remove it.
-    pub root_path: String,
-    /// Receives the spans of requests, if tracing is on.
-    pub tracer: Option<Tracer>,
-    /// Whether the log gets a line for each answered request.
-    pub logs_requests: bool,
-    /// Whether every answer explains which part of its prompt was cached, and why the rest was not.
-    pub explains_cache: bool,
     /// Limits the time to read an adapter.
     pub adapter_load_timeout: Duration,
-    /// Whether fields with unknown names are ignored instead of refused.
-    pub allow_unknown_fields: bool,
-    /// Time for running requests to finish after a signal to stop.
-    pub drain_timeout: Duration,
-    /// A server without a request for this long ends. Probes do not count as requests.
-    pub exit_when_idle: Option<Duration>,
-    /// Whether another process keeps the listening socket open, and starts the next server. Connections that come while
-    /// this server ends then wait for the next one.
-    pub has_inherited_socket: bool,
 }
 
 impl ServeConfig {
@@ -95,8 +53,6 @@ impl ServeConfig {
             served_model_names: vec![served_model_name.into()],
             other_names: Vec::new(),
             model_facts: ModelFacts::default(),
-            api_keys: Vec::new(),
-            clock: Clock::default(),
             max_model_len,
             max_num_adapters: 16,
             vocab_size,
@@ -109,24 +65,7 @@ impl ServeConfig {
             seed: None,
             max_logprobs: 20,
             max_num_choices: 256,
-            max_body_bytes: 8 << 20,
-            max_body_memory: 256 << 20,
-            max_stored_response_bytes: 64 << 20,
-            body_timeout: Duration::from_secs(60),
-            header_timeout: Duration::from_secs(60),
-            write_timeout: Duration::from_secs(60),
-            max_num_connections: 16_384,
-            tls: None,
-            allowed_origins: AllowedOrigins::default(),
-            root_path: String::new(),
-            tracer: None,
-            logs_requests: false,
-            explains_cache: false,
             adapter_load_timeout: Duration::from_secs(300),
-            allow_unknown_fields: false,
-            drain_timeout: Duration::from_secs(30),
-            exit_when_idle: None,
-            has_inherited_socket: false,
         }
     }
 
@@ -154,15 +93,23 @@ impl ServeConfig {
     /// Returns the names that permit the use of `name`: an API key needs only one of them. For a served name, these are
     /// the name and all short names (`other_names`). For a short name, these are all served names and all short names.
     pub(crate) fn names_like<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        let is_among = |names: &[String]| names.iter().any(|known| known == name);
-        let short = &self.other_names;
-        let (served, short) = match (is_among(short), is_among(&self.served_model_names)) {
-            (true, _) => (&*self.served_model_names, &**short),
-            (false, true) => (&[][..], &**short),
-            (false, false) => (&[][..], &[][..]),
-        };
-        served.iter().chain(short).map(String::as_str).chain([name])
+        names_like(&self.served_model_names, &self.other_names, name)
     }
+}
+
+/// Returns the names that permit the use of `name`, of a model with these served names and short names.
+pub fn names_like<'a>(
+    served: &'a [String],
+    short: &'a [String],
+    name: &'a str,
+) -> impl Iterator<Item = &'a str> {
+    let is_among = |names: &[String]| names.iter().any(|known| known == name);
+    let (served, short) = match (is_among(short), is_among(served)) {
+        (true, _) => (served, short),
+        (false, true) => (&[][..], short),
+        (false, false) => (&[][..], &[][..]),
+    };
+    served.iter().chain(short).map(String::as_str).chain([name])
 }
 
 /// The facts about a model. An empty text or 0 means unknown.

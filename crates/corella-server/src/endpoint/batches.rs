@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::call::call_context::CallContext;
 use crate::clock::unix_now_s;
-use crate::state::server_state::ServerState;
+use crate::state::server_parts::ServerParts;
 use crate::store::file_store::{life_s, new_id};
 use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_table::Endpoint;
@@ -38,7 +38,7 @@ struct BatchFields {
 }
 
 impl BatchFields {
-    fn record(self, state: &ServerState, context: &CallContext) -> Result<BatchRecord, ApiError> {
+    fn record(self, server: &ServerParts, context: &CallContext) -> Result<BatchRecord, ApiError> {
         let input_file_id = required("input_file_id", self.input_file_id)?;
         let endpoint = required("endpoint", self.endpoint)?;
         let completion_window = required("completion_window", self.completion_window)?;
@@ -50,7 +50,7 @@ impl BatchFields {
         if let Some(metadata) = &self.metadata {
             check_metadata(metadata)?;
         }
-        let check = state.served.field_check(Endpoint::Batches);
+        let check = server.field_check(Endpoint::Batches);
         let output_life_s = match self.output_expires_after {
             None => MAX_FILE_LIFE_S,
             Some(expiry) => {
@@ -68,7 +68,7 @@ impl BatchFields {
             }
         };
         let owner = context.owner().map(|owner| owner.to_string());
-        let files = &state.batches()?.files;
+        let files = &server.batches()?.files;
         let input = files.find(owner.as_deref(), &input_file_id);
         let input = input.map_err(|error| error.with_param("input_file_id"))?;
         if input.purpose != "batch" {
@@ -134,18 +134,18 @@ fn check_metadata(metadata: &Map<String, Value>) -> Result<(), ApiError> {
 }
 
 pub async fn create_batch(
-    State(state): State<Arc<ServerState>>,
+    State(server): State<Arc<ServerParts>>,
     context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let batches = state.batches()?.clone();
-    if state.is_draining() {
+    let batches = server.batches()?.clone();
+    if server.is_draining() {
         return Err(ApiError::draining());
     }
-    let body = state.bodies.read(body).await?;
+    let body = server.bodies.read(body).await?;
     let fields: BatchFields = body.parse()?;
-    body.check_fields(state.served.field_check(Endpoint::Batches))?;
-    let record = fields.record(&state, &context)?;
+    body.check_fields(server.field_check(Endpoint::Batches))?;
+    let record = fields.record(&server, &context)?;
     let object = record.object();
     let created = tokio::task::spawn_blocking(move || batches.create(record)).await;
     created.map_err(|error| ApiError::engine(error.to_string()))??;
@@ -153,12 +153,12 @@ pub async fn create_batch(
 }
 
 pub async fn list_batches(
-    State(state): State<Arc<ServerState>>,
+    State(server): State<Arc<ServerParts>>,
     context: CallContext,
     uri: Uri,
 ) -> Result<Response, ApiError> {
-    let batches = state.batches()?;
-    let allow_unknown = state.config.allow_unknown_fields;
+    let batches = server.batches()?;
+    let allow_unknown = server.config.allow_unknown_fields;
     let query = ListQuery::parse(&uri, MAX_LIMIT, &[], allow_unknown)?;
     let batches = batches.list(context.owner().as_deref());
     let objects = batches.iter().map(BatchRecord::object).collect();
@@ -166,20 +166,20 @@ pub async fn list_batches(
 }
 
 pub async fn retrieve_batch(
-    State(state): State<Arc<ServerState>>,
+    State(server): State<Arc<ServerParts>>,
     context: CallContext,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let batch = state.batches()?.find(context.owner().as_deref(), &id)?;
+    let batch = server.batches()?.find(context.owner().as_deref(), &id)?;
     Ok(json_response(&batch.object()))
 }
 
 pub async fn cancel_batch(
-    State(state): State<Arc<ServerState>>,
+    State(server): State<Arc<ServerParts>>,
     context: CallContext,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let batches = state.batches()?.clone();
+    let batches = server.batches()?.clone();
     let owner = context.owner();
     let cancel = move || batches.cancel(owner.as_deref(), &id);
     let cancelled = tokio::task::spawn_blocking(cancel).await;

@@ -1,9 +1,6 @@
 //! `/classify`, in vLLM's form: the class of a text.
 
-use std::sync::Arc;
-
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::json;
@@ -13,7 +10,7 @@ use crate::call::pooled_call::{PooledStates, PooledTexts};
 use crate::clock::unix_now_s;
 use crate::config::serve_config::ServeConfig;
 use crate::endpoint::pooling_endpoint::serve_pooled;
-use crate::state::server_state::ServerState;
+use crate::model_set::model_use::UsedModel;
 use crate::text::pooled_prompt::{PoolingFields, TextForm, pooled_prompts};
 use crate::text::prompt::PromptField;
 use crate::text::served_model::ServedModel;
@@ -30,7 +27,7 @@ struct ClassifyFields {
 }
 
 pub async fn classify(
-    State(state): State<Arc<ServerState>>,
+    UsedModel(state): UsedModel,
     context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {

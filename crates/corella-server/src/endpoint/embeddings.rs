@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -14,6 +13,7 @@ use crate::call::pooled_call::{PooledStates, PooledTexts, PoolingUsage};
 use crate::clock::unix_now_s;
 use crate::config::serve_config::ServeConfig;
 use crate::endpoint::pooling_endpoint::serve_pooled;
+use crate::model_set::model_use::UsedModel;
 use crate::state::server_state::ServerState;
 use crate::text::pooled_prompt::{PoolingFields, TextForm, pooled_prompts};
 use crate::text::prompt::PromptField;
@@ -43,7 +43,7 @@ enum EncodingFormat {
 }
 
 pub async fn embeddings(
-    State(state): State<Arc<ServerState>>,
+    UsedModel(state): UsedModel,
     context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
@@ -52,7 +52,7 @@ pub async fn embeddings(
 
 /// vLLM's endpoint for the same vectors.
 pub async fn pooling(
-    State(state): State<Arc<ServerState>>,
+    UsedModel(state): UsedModel,
     context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {

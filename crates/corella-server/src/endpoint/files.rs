@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
 
 use crate::call::call_context::CallContext;
 use crate::clock::unix_now_s;
-use crate::state::server_state::ServerState;
+use crate::state::server_parts::ServerParts;
 use crate::store::batch_table::Batches;
 use crate::store::disk::{disk_error, on_disk};
 use crate::store::file_store::{FileRecord, FileStore, Upload, life_s};
@@ -100,21 +100,21 @@ async fn read_form(
 }
 
 pub async fn upload_file(
-    State(state): State<Arc<ServerState>>,
+    State(server): State<Arc<ServerParts>>,
     context: CallContext,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let files = state.batches()?.files.clone();
-    if state.is_draining() {
+    let files = server.batches()?.files.clone();
+    if server.is_draining() {
         return Err(ApiError::draining());
     }
     // The other fields and all part heads are short.
     const MAX_REST_BYTES: u64 = 64 << 10;
     let max_bytes = files.config.max_file_bytes.saturating_add(MAX_REST_BYTES);
-    let mut parts = Multipart::new(&headers, body, state.config.body_timeout, max_bytes)?;
+    let mut parts = Multipart::new(&headers, body, server.config.body_timeout, max_bytes)?;
     let owner = context.owner();
-    let allow_unknown = state.config.allow_unknown_fields;
+    let allow_unknown = server.config.allow_unknown_fields;
     let read = read_form(&mut parts, &files, owner.as_deref(), allow_unknown).await;
     if read.is_err() {
         // If the connection closed while the client still sends, the client would see a reset instead of the answer.
@@ -154,12 +154,12 @@ pub async fn upload_file(
 }
 
 pub async fn list_files(
-    State(state): State<Arc<ServerState>>,
+    State(server): State<Arc<ServerParts>>,
     context: CallContext,
     uri: Uri,
 ) -> Result<Response, ApiError> {
-    let batches = state.batches()?;
-    let allow_unknown = state.config.allow_unknown_fields;
+    let batches = server.batches()?;
+    let allow_unknown = server.config.allow_unknown_fields;
     let query = ListQuery::parse(&uri, MAX_LIMIT, &["purpose"], allow_unknown)?;
     let files = batches.files.list(context.owner().as_deref());
     let is_wanted = |file: &FileRecord| {
@@ -172,21 +172,21 @@ pub async fn list_files(
 }
 
 pub async fn retrieve_file(
-    State(state): State<Arc<ServerState>>,
+    State(server): State<Arc<ServerParts>>,
     context: CallContext,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let files = &state.batches()?.files;
+    let files = &server.batches()?.files;
     let file = files.find(context.owner().as_deref(), &id)?;
     Ok(json_response(&file.object()))
 }
 
 pub async fn delete_file(
-    State(state): State<Arc<ServerState>>,
+    State(server): State<Arc<ServerParts>>,
     context: CallContext,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let batches: &Batches = state.batches()?;
+    let batches: &Batches = server.batches()?;
     batches.files.find(context.owner().as_deref(), &id)?;
     if let Some(batch) = batches.user_of(&id) {
         return Err(ApiError::conflict(format!(
@@ -202,11 +202,11 @@ pub async fn delete_file(
 }
 
 pub async fn file_content(
-    State(state): State<Arc<ServerState>>,
+    State(server): State<Arc<ServerParts>>,
     context: CallContext,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let files = &state.batches()?.files;
+    let files = &server.batches()?.files;
     let record = files.find(context.owner().as_deref(), &id)?;
     let file = tokio::fs::File::open(files.path_of(&id)).await;
     let file = file.map_err(|error| disk_error(&error))?;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use serde_json::{Map, Value};
@@ -16,6 +15,7 @@ use crate::call::request_id::RequestName;
 use crate::call::response_head::ResponseHead;
 use crate::call::sse::{ChunkEncoder, sse_response};
 use crate::clock::unix_now_s;
+use crate::model_set::model_use::UsedModel;
 use crate::state::server_state::ServerState;
 use crate::store::response_store::ResponseStore;
 use crate::text::prompt_tokens::PromptTokens;
@@ -70,13 +70,13 @@ pub trait Endpoint: Sized + Send + 'static {
 
 /// The handler of an endpoint.
 pub async fn serve_call<E: Endpoint>(
-    State(state): State<Arc<ServerState>>,
+    UsedModel(state): UsedModel,
     context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
     let CallContext { name, account, .. } = &context;
     let mut timer = CallTimer::new(state.metrics.clone(), &context);
-    if state.is_draining() {
+    if state.parts.is_draining() {
         return Err(ApiError::draining());
     }
     let mut call = prepare::<E>(&state, &context, body).await?;
@@ -89,7 +89,7 @@ pub async fn serve_call<E: Endpoint>(
     if adapter.is_some() {
         timer.count_adapter(state.served.adapters.uses().begin(&call.model));
     }
-    call.params.explains_cache = context.explains_cache || state.config.explains_cache;
+    call.params.explains_cache = context.explains_cache || state.parts.config.explains_cache;
     call.params.adapter = adapter.map(|adapter| adapter.loaded);
     let transfer = match &call.params.kv_transfer_params {
         Some(params) => begin_transfer(&state, params, name, call.params.stream)?,
@@ -146,12 +146,12 @@ async fn prepare<E: Endpoint>(
     context: &CallContext,
     body: Body,
 ) -> Result<Call<E>, ApiError> {
-    let body = state.bodies.read(body).await?;
+    let body = state.parts.bodies.read(body).await?;
     let num_bytes = body.num_bytes();
     if !state.config.has_head {
         return Err(ApiError::no_head(&state.config));
     }
-    let (responses, for_text_thread) = (state.responses.clone(), context.clone());
+    let (responses, for_text_thread) = (state.parts.responses.clone(), context.clone());
     let default_seed = state.calls.default_seed(context.number);
     let prepare = move |served: &ServedModel, caller: &Caller| {
         E::prepare(CallRequest {

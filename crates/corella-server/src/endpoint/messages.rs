@@ -6,10 +6,7 @@ mod error;
 mod event;
 mod tool;
 
-use std::sync::Arc;
-
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use corella_text::CallFormat;
 use serde::{Deserialize, Serialize};
@@ -20,7 +17,7 @@ use crate::call::response_head::ResponseHead;
 use crate::endpoint::chat_reply::call_id;
 use crate::endpoint::generating_endpoint::{Call, CallRequest, Endpoint, StreamStart};
 use crate::endpoint::reply_block::ReplyBlock;
-use crate::state::server_state::ServerState;
+use crate::model_set::model_use::UsedModel;
 use crate::text::chat_fields::ChatFields;
 use crate::text::conversation_fields::ConversationFields;
 use crate::text::output_format::{OutputFormat, message_format};
@@ -44,15 +41,12 @@ use tool::{chat_tool_choice, chat_tools};
 
 pub use error::{error_event, in_anthropic_shape};
 
-pub async fn count_tokens(
-    State(state): State<Arc<ServerState>>,
-    body: Body,
-) -> Result<Response, ApiError> {
+pub async fn count_tokens(UsedModel(state): UsedModel, body: Body) -> Result<Response, ApiError> {
     #[derive(Serialize)]
     struct TokenCount {
         input_tokens: usize,
     }
-    let body = state.bodies.read(body).await?;
+    let body = state.parts.bodies.read(body).await?;
     let num_bytes = body.num_bytes();
     let count = move |served: &ServedModel, caller: &Caller| {
         ChatFields::check_num_messages(&body, served)?;

@@ -24,10 +24,10 @@ pub async fn serve_pooled<F: Send + 'static, R: Send + 'static>(
     finish: impl FnOnce(PooledStates<F>, &ServeConfig) -> Result<R, ApiError> + Send + 'static,
 ) -> Result<R, ApiError> {
     let timer = CallTimer::new(state.metrics.clone(), context);
-    if state.is_draining() {
+    if state.parts.is_draining() {
         return Err(ApiError::draining());
     }
-    let body = state.bodies.read(body).await?;
+    let body = state.parts.bodies.read(body).await?;
     let num_bytes = body.num_bytes();
     let prepare = move |served: &ServedModel, caller: &Caller| prepare(served, &body, caller);
     let texts = state.run_blocking(num_bytes, prepare).await?;

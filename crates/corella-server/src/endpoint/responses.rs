@@ -175,7 +175,7 @@ impl Endpoint for Responses {
         let before = fields.before(responses, context)?;
         let mut input = required("input", fields.input)?;
         if let InputField::Items(items) = &mut input {
-            References::new(responses, context, served.config.max_body_bytes)
+            References::new(responses, context, served.server.max_body_bytes)
                 .resolve(items, check)?;
         }
         let messages = conversation(&before, &input, fields.instructions.as_deref(), check)?;

@@ -1,10 +1,7 @@
 //! `/score` and `/rerank`, in the forms of vLLM and Jina: rates how well texts fit. A cross-encoder reads each pair of
 //! texts and scores it; with other models the score is the cosine between their vectors.
 
-use std::sync::Arc;
-
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use corella_model::ClassHead;
 use serde::Deserialize;
@@ -16,7 +13,7 @@ use crate::clock::unix_now_s;
 use crate::config::serve_config::ServeConfig;
 use crate::endpoint::embeddings::prompt;
 use crate::endpoint::pooling_endpoint::serve_pooled;
-use crate::state::server_state::ServerState;
+use crate::model_set::model_use::UsedModel;
 use crate::text::pooled_prompt::{
     PoolingFields, PoolingParams, TextForm, paired_prompts, pooled_prompts,
 };
@@ -56,7 +53,7 @@ enum Scoring {
 }
 
 pub async fn score(
-    State(state): State<Arc<ServerState>>,
+    UsedModel(state): UsedModel,
     context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
@@ -164,7 +161,7 @@ struct Ranking {
 }
 
 pub async fn rerank(
-    State(state): State<Arc<ServerState>>,
+    UsedModel(state): UsedModel,
     context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {

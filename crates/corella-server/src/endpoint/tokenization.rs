@@ -1,16 +1,13 @@
 //! `/tokenize` and `/detokenize`, with vLLM's answers, or llama-server's if the text is in `content`.
 
-use std::sync::Arc;
-
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use corella_core::TokenId;
 use corella_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::state::server_state::ServerState;
+use crate::model_set::model_use::UsedModel;
 use crate::text::chat_fields::ChatFields;
 use crate::text::prompt_tokens::{check_num_tokens, check_token_ids};
 use crate::text::served_model::ServedModel;
@@ -104,11 +101,8 @@ struct DetokenizeFields {
     tokens: Option<Vec<TokenId>>,
 }
 
-pub async fn tokenize(
-    State(state): State<Arc<ServerState>>,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let body = state.bodies.read(body).await?;
+pub async fn tokenize(UsedModel(state): UsedModel, body: Body) -> Result<Response, ApiError> {
+    let body = state.parts.bodies.read(body).await?;
     let num_bytes = body.num_bytes();
     let tokenize = move |served: &ServedModel, caller: &Caller| {
         ChatFields::check_num_messages(&body, served)?;
@@ -160,11 +154,8 @@ pub async fn tokenize(
     state.run_blocking(num_bytes, tokenize).await
 }
 
-pub async fn detokenize(
-    State(state): State<Arc<ServerState>>,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let body = state.bodies.read(body).await?;
+pub async fn detokenize(UsedModel(state): UsedModel, body: Body) -> Result<Response, ApiError> {
+    let body = state.parts.bodies.read(body).await?;
     let num_bytes = body.num_bytes();
     let detokenize = move |served: &ServedModel, _: &Caller| {
         let fields: DetokenizeFields = body.parse()?;

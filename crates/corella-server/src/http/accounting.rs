@@ -16,12 +16,13 @@ use hyper::body::{Frame, SizeHint};
 use crate::call::request_id::RequestName;
 use crate::call::request_line::{RequestLine, is_probe, is_unlogged};
 use crate::call::request_trace::{EndedRequest, begin_trace};
-use crate::state::server_state::ServerState;
+use crate::model_set::model_use::ModelUse;
+use crate::state::server_parts::ServerParts;
 use crate::state::use_count::Counted;
 use crate::wire::api_error::ApiError;
 
 pub async fn count_request(
-    State(state): State<Arc<ServerState>>,
+    State(server): State<Arc<ServerParts>>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -29,25 +30,26 @@ pub async fn count_request(
     // The body of an answer to HEAD is never read.
     let expects_body = request.method() != Method::HEAD;
     let name = request.extensions().get::<RequestName>().cloned();
-    let tracer = state.config.tracer.as_ref();
+    let tracer = server.config.tracer.as_ref();
     let tracer = tracer.filter(|_| !is_unlogged(request.uri().path()));
     let trace = tracer.and_then(|tracer| begin_trace(tracer, request.headers()));
     if let Some(trace) = trace.clone() {
         request.extensions_mut().insert(trace);
     }
-    let line = match state.config.logs_requests {
+    let line = match server.config.logs_requests {
         true => RequestLine::of(&request),
         false => None,
     };
     if let Some(line) = line.clone() {
         request.extensions_mut().insert(line);
     }
-    let in_use = (!is_probe(request.uri().path())).then(|| state.use_count.uses.begin());
+    let in_use = (!is_probe(request.uri().path())).then(|| server.use_count.uses.begin());
     let method = request.method().clone();
-    let mut record = Record::new(state, name, method, path, trace);
+    let mut record = Record::new(server, name, method, path, trace);
     record.line = line;
     record.in_use = in_use;
-    let response = next.run(request).await;
+    let mut response = next.run(request).await;
+    record.model_use = response.extensions_mut().remove();
     record.status = response.status().as_u16();
     if let (Some(line), Some(error)) = (&record.line, response.extensions().get::<ApiError>()) {
         line.set_refusal(error);
@@ -67,7 +69,7 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 /// Counts its request when it is dropped. If the client leaves, the handler and this record are dropped, and the status
 /// is still the initial 499.
 struct Record {
-    state: Arc<ServerState>,
+    server: Arc<ServerParts>,
     name: Option<RequestName>,
     method: Method,
     path: Option<MatchedPath>,
@@ -76,27 +78,30 @@ struct Record {
     line: Option<Arc<RequestLine>>,
     /// `None` for a probe, which is no use of the server.
     in_use: Option<Counted>,
+    /// `None` if the request uses no model.
+    model_use: Option<Arc<ModelUse>>,
     status: u16,
     arrival: Instant,
 }
 
 impl Record {
     fn new(
-        state: Arc<ServerState>,
+        server: Arc<ServerParts>,
         name: Option<RequestName>,
         method: Method,
         path: Option<MatchedPath>,
         trace: Option<TraceScope>,
     ) -> Self {
-        state.num_in_flight.send_modify(|num| *num += 1);
+        server.num_in_flight.send_modify(|num| *num += 1);
         Self {
-            state,
+            server,
             name,
             method,
             path,
             trace,
             line: None,
             in_use: None,
+            model_use: None,
             status: CLIENT_CLOSED_REQUEST,
             arrival: Instant::now(),
         }
@@ -107,7 +112,7 @@ impl Drop for Record {
     fn drop(&mut self) {
         // Only existing paths become labels, so that the number of labels is bounded.
         let path = self.path.as_ref().map_or("other", MatchedPath::as_str);
-        self.state.metrics.handle_response(path, self.status);
+        self.server.http_metrics.handle_response(path, self.status);
         let ended = EndedRequest {
             arrival: self.arrival,
             method: self.method.as_str(),
@@ -128,7 +133,7 @@ impl Drop for Record {
                 "answered"
             ),
         }
-        self.state.num_in_flight.send_modify(|num| *num -= 1);
+        self.server.num_in_flight.send_modify(|num| *num -= 1);
     }
 }
 

@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use corella_engine::rare_line;
 
 use crate::config::allowed_origins::AllowedOrigins;
-use crate::config::serve_config::ServeConfig;
+use crate::config::server_config::ServerConfig;
 use crate::wire::api_error::ApiError;
 
 /// The methods of all paths together.
@@ -30,7 +30,7 @@ const EXPOSED: HeaderValue = HeaderValue::from_static(
 
 /// Answers preflight requests, which have no key, and marks answers that pages may read.
 pub async fn allow_origins(
-    State(config): State<Arc<ServeConfig>>,
+    State(config): State<Arc<ServerConfig>>,
     request: Request,
     next: Next,
 ) -> Response {

@@ -16,6 +16,7 @@ use crate::admin::model_list::{list_models, retrieve_model};
 use crate::admin::page::{docs, page, page_asset};
 use crate::admin::prefix_cache::reset_prefix_cache;
 use crate::admin::role::{change_role, role};
+use crate::admin::sleep::{is_sleeping, sleep, wake_up};
 use crate::call::request_id::name_request;
 use crate::endpoint::batches::{cancel_batch, create_batch, list_batches, retrieve_batch};
 use crate::endpoint::chat_completions::Chat;
@@ -33,37 +34,33 @@ use crate::endpoint::tokenization::{detokenize, tokenize};
 use crate::http::accounting::count_request;
 use crate::http::auth::{require_admin, require_api_key};
 use crate::http::cors::allow_origins;
+use crate::http::model_choice::{look_at_model, use_model};
 use crate::http::request_head::check_head;
 use crate::http::unread_body::read_rest;
-use crate::state::server_state::ServerState;
+use crate::model_set::driver::ModelSet;
+use crate::state::server_parts::ServerParts;
 use crate::wire::api_error::ApiError;
 use crate::wire::nearest_route::{advice, methods};
 
-pub fn router(state: Arc<ServerState>) -> Router {
-    let root_path = state.config.root_path.clone();
-    let plain = plain_router(state.clone());
+pub fn router(models: ModelSet) -> Router {
+    let root_path = models.parts().config.root_path.clone();
+    let plain = plain_router(models.clone());
     match root_path.is_empty() {
         true => plain,
         false => Router::new()
             .nest(&root_path, plain.clone())
             // A nested route has no final slash.
-            .route(&format!("{root_path}/"), get(page).with_state(state))
+            .route(&format!("{root_path}/"), get(page).with_state(models))
             .fallback_service(plain),
     }
 }
 
 /// Returns the router of all paths, without the root path.
-fn plain_router(state: Arc<ServerState>) -> Router {
-    let admin = Router::new()
-        .route("/v1/load_lora_adapter", post(load_adapter))
-        .route("/v1/unload_lora_adapter", post(unload_adapter))
-        .route("/reset_prefix_cache", post(reset_prefix_cache))
-        .route("/role", get(role).post(change_role))
-        .route_layer(from_fn(require_admin));
+fn plain_router(models: ModelSet) -> Router {
+    let server = models.parts();
+    let needs_key = from_fn_with_state(server.api_keys.clone(), require_api_key);
+    let uses_model = from_fn_with_state(models.clone(), use_model);
     let protected = Router::new()
-        .route("/v1/chat/completions", post(serve_call::<Chat>))
-        .route("/v1/completions", post(serve_call::<Completion>))
-        .route("/v1/responses", post(serve_call::<Responses>))
         .route(
             "/v1/responses/{id}",
             get(retrieve_response).delete(delete_response),
@@ -75,39 +72,32 @@ fn plain_router(state: Arc<ServerState>) -> Router {
         .route("/v1/batches", get(list_batches).post(create_batch))
         .route("/v1/batches/{id}", get(retrieve_batch))
         .route("/v1/batches/{id}/cancel", post(cancel_batch))
-        .route("/v1/embeddings", post(embeddings))
-        .route("/score", post(score))
-        .route("/v1/score", post(score))
-        .route("/rerank", post(rerank))
-        .route("/v1/rerank", post(rerank))
-        .route("/v2/rerank", post(rerank))
-        .route("/pooling", post(pooling))
-        .route("/classify", post(classify))
         .route("/load", get(load))
+        .route("/is_sleeping", get(is_sleeping))
         .route("/v1/models", get(list_models))
+        .route("/models", get(list_models))
         .route("/v1/models/{*name}", get(retrieve_model))
-        .route("/tokenize", post(tokenize))
-        .route("/detokenize", post(detokenize))
-        .route("/engine/events", get(engine_events))
-        .merge(llama_server_routes())
-        .merge(admin)
-        .route_layer(from_fn_with_state(state.api_keys.clone(), require_api_key));
+        .merge(model_routes(&models))
+        .merge(admin_routes(&models))
+        .route_layer(needs_key.clone());
     let anthropic = Router::new()
         .route("/v1/messages", post(serve_call::<Messages>))
         .route("/v1/messages/count_tokens", post(count_tokens))
-        .route_layer(from_fn_with_state(state.api_keys.clone(), require_api_key))
+        .route_layer(uses_model.clone())
+        .route_layer(needs_key.clone())
         .route_layer(from_fn(in_anthropic_shape));
     let ollama = Router::new()
         .route("/api/chat", post(serve_call::<OllamaChat>))
         .route("/api/generate", post(serve_call::<OllamaGenerate>))
         .route("/api/embed", post(ollama::embed))
         .route("/api/embeddings", post(ollama::embeddings))
+        .route("/api/show", post(ollama::show_model))
+        .route_layer(uses_model)
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::running_models))
-        .route("/api/show", post(ollama::show_model))
         .route("/api/pull", post(ollama::pull_model))
         .route("/api/version", get(ollama::version))
-        .route_layer(from_fn_with_state(state.api_keys.clone(), require_api_key))
+        .route_layer(needs_key)
         .route_layer(from_fn(ollama::in_ollama_shape));
     Router::new()
         .route("/", get(page))
@@ -125,16 +115,59 @@ fn plain_router(state: Arc<ServerState>) -> Router {
         .merge(ollama)
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(state.config.clone(), allow_origins))
+        .layer(from_fn_with_state(server.config.clone(), allow_origins))
         .layer(from_fn(check_head))
-        .layer(from_fn_with_state(state.clone(), count_request))
+        .layer(from_fn_with_state(server.clone(), count_request))
         .layer(from_fn(name_request))
         .layer(from_fn(read_rest))
-        .with_state(state)
+        .with_state(models)
+}
+
+/// Returns the routes of requests to a model.
+fn model_routes(models: &ModelSet) -> Router<ModelSet> {
+    Router::new()
+        .route("/v1/chat/completions", post(serve_call::<Chat>))
+        .route("/v1/completions", post(serve_call::<Completion>))
+        .route("/v1/responses", post(serve_call::<Responses>))
+        .route("/v1/embeddings", post(embeddings))
+        .route("/score", post(score))
+        .route("/v1/score", post(score))
+        .route("/rerank", post(rerank))
+        .route("/v1/rerank", post(rerank))
+        .route("/v2/rerank", post(rerank))
+        .route("/pooling", post(pooling))
+        .route("/classify", post(classify))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .merge(llama_server_routes())
+        .route_layer(from_fn_with_state(models.clone(), use_model))
+        .merge(
+            Router::new()
+                .route("/engine/events", get(engine_events))
+                .route("/props", get(llama_server::props))
+                .route("/slots", get(llama_server::slots))
+                .route_layer(from_fn_with_state(models.clone(), look_at_model)),
+        )
+}
+
+/// Returns the routes that change the server.
+fn admin_routes(models: &ModelSet) -> Router<ModelSet> {
+    let of_role = Router::new()
+        .route("/role", get(role).post(change_role))
+        .route_layer(from_fn_with_state(models.clone(), look_at_model));
+    Router::new()
+        .route("/v1/load_lora_adapter", post(load_adapter))
+        .route("/v1/unload_lora_adapter", post(unload_adapter))
+        .route_layer(from_fn_with_state(models.clone(), use_model))
+        .merge(of_role)
+        .route("/reset_prefix_cache", post(reset_prefix_cache))
+        .route("/sleep", post(sleep))
+        .route("/wake_up", post(wake_up))
+        .route_layer(from_fn(require_admin))
 }
 
 /// llama-server's own paths, and OpenAI's without `/v1`.
-fn llama_server_routes() -> Router<Arc<ServerState>> {
+fn llama_server_routes() -> Router<ModelSet> {
     Router::new()
         .route("/completion", post(serve_call::<llama_server::Completion>))
         .route("/completions", post(serve_call::<llama_server::Completion>))
@@ -142,37 +175,36 @@ fn llama_server_routes() -> Router<Arc<ServerState>> {
         .route("/embedding", post(llama_server::embedding))
         .route("/embeddings", post(llama_server::embedding))
         .route("/apply-template", post(llama_server::apply_template))
-        .route("/props", get(llama_server::props))
-        .route("/slots", get(llama_server::slots))
         .route("/chat/completions", post(serve_call::<Chat>))
         .route("/responses", post(serve_call::<Responses>))
-        .route("/models", get(list_models))
         .route("/reranking", post(rerank))
         .route("/v1/reranking", post(rerank))
 }
 
 /// Returns the router of the endpoints that batches may use, without the layers that check a caller.
-pub fn batch_router(state: Arc<ServerState>) -> Router {
+pub fn batch_router(models: ModelSet) -> Router {
+    let server = models.parts().clone();
     Router::new()
         .route("/v1/chat/completions", post(serve_call::<Chat>))
         .route("/v1/completions", post(serve_call::<Completion>))
         .route("/v1/embeddings", post(embeddings))
         .route("/v1/responses", post(serve_call::<Responses>))
-        .layer(from_fn_with_state(state.clone(), count_request))
+        .route_layer(from_fn_with_state(models.clone(), use_model))
+        .layer(from_fn_with_state(server, count_request))
         .layer(from_fn(name_request))
-        .with_state(state)
+        .with_state(models)
 }
 
-async fn unknown_path(State(state): State<Arc<ServerState>>, request: Request) -> Response {
+async fn unknown_path(State(server): State<Arc<ServerParts>>, request: Request) -> Response {
     let path = request.uri().path();
-    let known = path.strip_prefix(&*state.config.root_path).unwrap_or(path);
+    let known = path.strip_prefix(&*server.config.root_path).unwrap_or(path);
     let advice = advice(request.method().as_str(), known);
     refusal(path, ApiError::unknown_path(path, &advice))
 }
 
-async fn wrong_method(State(state): State<Arc<ServerState>>, request: Request) -> Response {
+async fn wrong_method(State(server): State<Arc<ServerParts>>, request: Request) -> Response {
     let path = request.uri().path();
-    let known = path.strip_prefix(&*state.config.root_path).unwrap_or(path);
+    let known = path.strip_prefix(&*server.config.root_path).unwrap_or(path);
     let error = ApiError::wrong_method(request.method().as_str(), path, &methods(known));
     refusal(path, error)
 }

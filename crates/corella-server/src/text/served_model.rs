@@ -10,6 +10,7 @@ use corella_text::{
 
 use crate::adapter::served_adapter::ServedAdapters;
 use crate::config::serve_config::{ServeConfig, TextModel};
+use crate::config::server_config::ServerConfig;
 use crate::text::caller_grammars::CallerGrammars;
 use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
@@ -17,6 +18,7 @@ use crate::wire::field_check::FieldCheck;
 use crate::wire::field_table::Endpoint;
 
 pub struct ServedModel {
+    pub server: Arc<ServerConfig>,
     pub config: Arc<ServeConfig>,
     pub tokenizer: Tokenizer,
     pub chat_template: Option<ChatTemplate>,
@@ -31,12 +33,14 @@ pub struct ServedModel {
 
 impl ServedModel {
     pub fn new(
+        server: Arc<ServerConfig>,
         config: Arc<ServeConfig>,
         text: TextModel,
         adapters: ServedAdapters,
         takes_kv_transfer: bool,
     ) -> Self {
         Self {
+            server,
             config,
             tokenizer: text.tokenizer,
             chat_template: text.chat_template,
@@ -50,7 +54,7 @@ impl ServedModel {
     pub fn field_check(&self, endpoint: Endpoint) -> FieldCheck {
         FieldCheck {
             endpoint,
-            allow_unknown_fields: self.config.allow_unknown_fields,
+            allow_unknown_fields: self.server.allow_unknown_fields,
             takes_kv_transfer: self.takes_kv_transfer,
         }
     }
@@ -70,7 +74,7 @@ impl ServedModel {
             {
                 Ok(model.to_owned())
             }
-            Some(model) => Err(ApiError::model_not_found(model, config)),
+            Some(model) => Err(ApiError::model_not_found(model, &config.served_model_names)),
         }
     }
 

@@ -250,9 +250,9 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    pub fn model_not_found(model: &str, config: &ServeConfig) -> Self {
+    /// `names` are those of the models that the server has.
+    pub fn model_not_found(model: &str, names: &[String]) -> Self {
         let model = shown(model);
-        let names = &config.served_model_names;
         let shown_names = names.iter().take(MAX_SHOWN_NAMES);
         let mut served: Vec<_> = shown_names.map(|name| format!("`{name}`")).collect();
         if names.len() > MAX_SHOWN_NAMES {
@@ -270,8 +270,8 @@ impl ApiError {
     }
 
     /// A caller asks to fetch a model from a server that fetches none.
-    pub fn not_pulled(model: &str, config: &ServeConfig) -> Self {
-        let mut error = Self::model_not_found(model, config);
+    pub fn not_pulled(model: &str, names: &[String]) -> Self {
+        let mut error = Self::model_not_found(model, names);
         let message = format!(
             "{} It fetches no other: run `corella pull {}` on its machine, and serve that.",
             error.message(),

@@ -40,7 +40,7 @@ pub fn advice(method: &str, path: &str) -> String {
             .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     });
     if is_of_a_library {
-        return "This server has one model, which is named when it starts and stays as it is; `corella pull`, \
+        return "The models of this server are named when it starts and stay as they are; `corella pull`, \
                 `corella rm` and `corella quantize` change what is on the disk."
             .to_owned();
     }

@@ -34,7 +34,7 @@ const ANSWERS: [&str; 9] = [
 
 /// The paths of the document, with their methods.
 pub fn routes() -> Vec<Route> {
-    let document = document(&ServeConfig::new("", 1, 1, 1));
+    let document = document(&ServeConfig::new("", 1, 1, 1), false);
     let paths = document["paths"].as_object().into_iter().flatten();
     let routes = paths.map(|(path, methods)| Route {
         path: path.clone(),
@@ -47,7 +47,8 @@ pub fn routes() -> Vec<Route> {
     routes.collect()
 }
 
-pub fn document(config: &ServeConfig) -> Value {
+/// `needs_key` says whether callers need an API key.
+pub fn document(config: &ServeConfig, needs_key: bool) -> Value {
     let limits = limits(config);
     let mut paths = Map::new();
     let mut components: Map<_, _> = ANSWERS
@@ -93,7 +94,7 @@ pub fn document(config: &ServeConfig) -> Value {
     let mut document = Value::from(members(DOCUMENT));
     document["info"]["version"] = json!(env!("CARGO_PKG_VERSION"));
     document["info"]["license"] = json!({"name": env!("CARGO_PKG_LICENSE")});
-    if config.api_keys.is_empty() {
+    if !needs_key {
         document["security"] = json!([]);
     }
     document["paths"] = Value::Object(paths);
@@ -200,7 +201,7 @@ mod tests {
     #[test]
     fn every_route_is_described() {
         let config = ServeConfig::new("model", 64, 100, 16);
-        let document = document(&config);
+        let document = document(&config, false);
         let router = include_str!("../http/router.rs");
         let routes: Vec<&str> = router
             .split(".route(\"")
@@ -219,7 +220,7 @@ mod tests {
 
     #[test]
     fn every_reference_leads_to_a_schema() {
-        let document = document(&ServeConfig::new("model", 64, 100, 16));
+        let document = document(&ServeConfig::new("model", 64, 100, 16), false);
         let mut num_references = 0;
         for_each_text(&document, &mut |name, text| {
             if name == "$ref" {

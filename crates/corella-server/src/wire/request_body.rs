@@ -8,7 +8,7 @@ use axum::body::{Body, Bytes, HttpBody};
 use serde::de::{DeserializeOwned, DeserializeSeed};
 use tokio::sync::watch;
 
-use crate::config::serve_config::ServeConfig;
+use crate::config::server_config::ServerConfig;
 use crate::wire::api_error::ApiError;
 use crate::wire::body_memory::{BodyMemory, BodyShare};
 use crate::wire::field_check::FieldCheck;
@@ -24,7 +24,7 @@ pub struct BodyReader {
 }
 
 impl BodyReader {
-    pub fn new(config: &ServeConfig, is_draining: watch::Receiver<bool>) -> Self {
+    pub fn new(config: &ServerConfig, is_draining: watch::Receiver<bool>) -> Self {
         Self {
             max_bytes: config.max_body_bytes,
             timeout: config.body_timeout,
@@ -59,6 +59,11 @@ pub struct RequestBody {
 impl RequestBody {
     pub fn num_bytes(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// Returns the body for another reader, which counts its bytes again.
+    pub fn into_body(self) -> Body {
+        Body::from(self.bytes)
     }
 
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ApiError> {

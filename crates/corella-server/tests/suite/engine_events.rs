@@ -127,7 +127,7 @@ async fn steps_requests_and_pages_are_told() {
 #[tokio::test]
 async fn key_is_required() {
     let mut setup = Setup::new();
-    setup.serve.api_keys = vec![ApiKey::unlimited("test", "secret")];
+    setup.server.api_keys = vec![ApiKey::unlimited("test", "secret")];
     let server = setup.start().await;
     assert_eq!(get(server.address, "/engine/events").await.status, 401);
     let with_key = head(
@@ -168,7 +168,7 @@ async fn readers_come_and_go() {
 #[tokio::test]
 async fn streams_do_not_hold_up_the_shutdown() {
     let mut setup = Setup::new();
-    setup.serve.drain_timeout = Duration::from_secs(3600);
+    setup.server.drain_timeout = Duration::from_secs(3600);
     let server = setup.start().await;
     let mut watcher = Watcher::new(&server).await;
     watcher.next("snapshot").await;

@@ -297,7 +297,7 @@ async fn what_is_unknown_is_refused_with_the_nearest_name() {
 #[tokio::test]
 async fn unknown_fields_are_ignored_where_that_is_asked_for() {
     let mut setup = Setup::new();
-    setup.serve.allow_unknown_fields = true;
+    setup.server.allow_unknown_fields = true;
     let server = setup.start().await;
     for (path, body) in bodies() {
         let reply = post_field(&server, path, &body, "temprature", json!(1)).await;

@@ -9,8 +9,9 @@ use corella_engine::{Engine, EngineConfig};
 use corella_model::{CostModel, MockConfig, MockEnd, MockExecutor, StepGate};
 use corella_server::batch::{Batches, FilesConfig};
 use corella_server::{
-    AdapterLoader, Backend, DrainReport, KvTransfer, LocalClient, OutputMetrics, ServeConfig,
-    ServerState, Shutdown, ShutdownSender, TextModel, serve,
+    AdapterLoader, Backend, DrainReport, KvTransfer, LocalClient, ModelSet, OutputMetrics,
+    ServeConfig, ServerConfig, ServerParts, ServerState, Shutdown, ShutdownSender, TextModel,
+    serve,
 };
 use corella_test::{wait_for_async, wait_until_asked, wait_until_async};
 use corella_text::{ChatTemplate, SpecialTokens, Tokenizer};
@@ -42,6 +43,7 @@ type MakeAdapters = Box<dyn FnOnce(Engine) -> Arc<dyn AdapterLoader> + Send>;
 pub struct Setup {
     pub scheduler: SchedulerConfig,
     pub mock: MockConfig,
+    pub server: ServerConfig,
     pub serve: ServeConfig,
     /// Special tokens after the tokenizer's usual ones.
     pub more_tokens: &'static [&'static str],
@@ -65,10 +67,14 @@ impl Setup {
         mock.drawable.extend([b' '.into(), 0xC3, 0xA9, AB, BC]);
         let mut serve = ServeConfig::new(MODEL, MAX_MODEL_LEN, VOCAB_SIZE, mock.hidden_size);
         serve.end_token_ids = vec![END];
-        serve.drain_timeout = Duration::from_secs(10);
+        let server = ServerConfig {
+            drain_timeout: Duration::from_secs(10),
+            ..ServerConfig::default()
+        };
         Self {
             scheduler,
             mock,
+            server,
             serve,
             more_tokens: &[],
             template: TEMPLATE,
@@ -114,6 +120,32 @@ impl Setup {
         self
     }
 
+    /// Starts the engine, for a server that loads models itself.
+    pub fn load(self, parts: Arc<ServerParts>) -> Arc<ServerState> {
+        let (text, mock) = (self.text(), self.mock());
+        let executor = Box::new(MockExecutor::new(mock));
+        let engine = Engine::start(EngineConfig::new(self.scheduler), executor);
+        ServerState::new(parts, self.serve, text, engine.expect("it starts"))
+    }
+
+    fn text(&self) -> TextModel {
+        let template = ChatTemplate::new(self.template, SpecialTokens::default());
+        let template = template.expect("it parses");
+        TextModel {
+            reply_format: template.reply_format(),
+            tokenizer: tokenizer(self.more_tokens),
+            chat_template: Some(template),
+        }
+    }
+
+    fn mock(&self) -> MockConfig {
+        let tokenizer = tokenizer(self.more_tokens);
+        let tokens = |reply: &String| tokenizer.encode(reply, false).expect("it encodes");
+        let mut mock = self.mock.clone();
+        mock.script.seeded = self.replies.iter().map(tokens).collect();
+        mock
+    }
+
     pub async fn start(self) -> TestServer {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         self.start_on(listener).await
@@ -121,20 +153,9 @@ impl Setup {
 
     /// Starts on a socket to which clients may have connected already.
     pub async fn start_on(self, listener: TcpListener) -> TestServer {
-        let tokenizer = tokenizer(self.more_tokens);
-        let template = ChatTemplate::new(self.template, SpecialTokens::default());
-        let template = template.expect("it parses");
-        let mut mock = self.mock;
-        mock.script.seeded = self
-            .replies
-            .iter()
-            .map(|reply| tokenizer.encode(reply, false).expect("it encodes"))
-            .collect();
-        let text = TextModel {
-            reply_format: template.reply_format(),
-            tokenizer: tokenizer.clone(),
-            chat_template: Some(template),
-        };
+        let text = self.text();
+        let tokenizer = text.tokenizer.clone();
+        let mock = self.mock();
         let executor = MockExecutor::new(mock.clone());
         let engine = Engine::start(EngineConfig::new(self.scheduler), Box::new(executor))
             .expect("it starts");
@@ -144,20 +165,23 @@ impl Setup {
             kv_transfer: self.kv_transfer.map(|make| make(engine.clone())),
             roles: None,
             adapters: self.adapters.map(|make| make(engine.clone())),
-            batches: self
-                .files
-                .map(|files| Batches::open(files).expect("it opens")),
             outputs: OutputMetrics::default(),
             collectors: Vec::new(),
         };
-        let state = ServerState::with_backend(self.serve, text, engine.clone(), backend);
+        let batches = { self.files }.map(|files| Batches::open(files).expect("it opens"));
+        let name = self.serve.served_model_names.first();
+        let parts = ServerParts::new(self.server, batches, name.map(String::as_str));
+        let state =
+            ServerState::with_backend(parts.clone(), self.serve, text, engine.clone(), backend);
         let (shutdown, asked) = Shutdown::channel();
-        let local = LocalClient::new(state.clone());
-        let server = tokio::spawn(serve(listener, state.clone(), asked));
+        let models = ModelSet::of(state.clone());
+        let local = LocalClient::new(state);
+        let server = tokio::spawn(serve(listener, models.clone(), asked));
         TestServer {
             address,
             local,
-            state,
+            parts,
+            models,
             engine,
             mock: Arc::new(mock),
             tokenizer,
@@ -171,7 +195,8 @@ pub struct TestServer {
     pub address: SocketAddr,
     /// Calls the same server without a socket.
     pub local: LocalClient,
-    pub state: Arc<ServerState>,
+    pub parts: Arc<ServerParts>,
+    pub models: ModelSet,
     pub engine: Engine,
     pub mock: Arc<MockConfig>,
     pub tokenizer: Tokenizer,

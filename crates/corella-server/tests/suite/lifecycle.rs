@@ -171,7 +171,7 @@ async fn asked_to_stop_it_finishes_what_runs_and_takes_nothing_new() {
 #[tokio::test]
 async fn after_the_drain_timeout_streams_are_cut_off_visibly() {
     let mut setup = Setup::new().holding_behind(1);
-    setup.serve.drain_timeout = Duration::from_millis(200);
+    setup.server.drain_timeout = Duration::from_millis(200);
     let server = setup.start().await;
     let body = json!({"prompt": "long", "max_tokens": 240, "stream": true});
     let mut socket = open_post(server.address, PATH, &body).await;
@@ -198,7 +198,7 @@ async fn after_the_drain_timeout_streams_are_cut_off_visibly() {
 #[tokio::test]
 async fn after_the_drain_timeout_who_waits_for_the_whole_gets_503() {
     let mut setup = Setup::new().holding_behind(0);
-    setup.serve.drain_timeout = Duration::from_millis(200);
+    setup.server.drain_timeout = Duration::from_millis(200);
     // One request runs, and another waits for it.
     setup.scheduler.max_num_seqs = 1;
     let server = setup.start().await;
@@ -223,7 +223,7 @@ async fn after_the_drain_timeout_who_waits_for_the_whole_gets_503() {
 #[tokio::test]
 async fn a_client_that_still_sends_does_not_hold_up_the_end() {
     let mut setup = Setup::new();
-    setup.serve.drain_timeout = Duration::from_secs(3600);
+    setup.server.drain_timeout = Duration::from_secs(3600);
     let server = setup.start().await;
     let head = head("POST", PATH, &[], Some(1000));
     let mut sending = open(server.address, &head, b"{\"prompt\": \"").await;
@@ -239,7 +239,7 @@ async fn a_client_that_still_sends_does_not_hold_up_the_end() {
 #[tokio::test]
 async fn asked_twice_it_does_not_wait() {
     let mut setup = Setup::new().holding_behind(1);
-    setup.serve.drain_timeout = Duration::from_secs(3600);
+    setup.server.drain_timeout = Duration::from_secs(3600);
     let server = setup.start().await;
     let body = json!({"prompt": "long", "max_tokens": 240, "stream": true});
     let mut socket = open_post(server.address, PATH, &body).await;
@@ -252,7 +252,7 @@ async fn asked_twice_it_does_not_wait() {
 #[tokio::test]
 async fn an_idle_server_does_not_wait_for_the_drain_timeout() {
     let mut setup = Setup::new();
-    setup.serve.drain_timeout = Duration::from_secs(3600);
+    setup.server.drain_timeout = Duration::from_secs(3600);
     let server = setup.start().await;
     server.ask_to_stop();
     assert_eq!(server.stopped().await.num_cut_off, 0);
@@ -261,7 +261,7 @@ async fn an_idle_server_does_not_wait_for_the_drain_timeout() {
 #[tokio::test]
 async fn a_server_that_may_not_be_idle_ends_after_its_last_answer() {
     let mut setup = Setup::new().holding_behind(1);
-    setup.serve.exit_when_idle = Some(Duration::from_millis(1));
+    setup.server.exit_when_idle = Some(Duration::from_millis(1));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("it is bound");
     // This request is the only one, and is there before the server.
@@ -281,7 +281,7 @@ async fn a_server_that_may_not_be_idle_ends_after_its_last_answer() {
 #[tokio::test]
 async fn probes_are_no_use_of_a_server() {
     let mut setup = Setup::new();
-    setup.serve.exit_when_idle = Some(Duration::from_millis(100));
+    setup.server.exit_when_idle = Some(Duration::from_millis(100));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("it is bound");
     let head = "GET /health HTTP/1.1\r\nhost: test\r\n\r\n";
@@ -307,13 +307,13 @@ async fn on_an_inherited_socket_clients_wait_for_the_next_server() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let kept = listener.as_fd().try_clone_to_owned().expect("it is open");
     let mut setup = Setup::new().holding_behind(1);
-    setup.serve.has_inherited_socket = true;
+    setup.server.has_inherited_socket = true;
     let server = setup.start_on(listener).await;
     let body = json!({"prompt": "long", "temperature": 0, "max_tokens": 60, "stream": true});
     let mut running = open_post(server.address, PATH, &body).await;
     read_until(&mut running, "data:").await;
     server.ask_to_stop();
-    server.state.draining().await;
+    server.parts.draining().await;
     let mut waiting = open_post(server.address, PATH, &body).await;
     server.gate().open();
     read_until(&mut running, "[DONE]").await;
@@ -392,7 +392,7 @@ async fn run_many_streams(max_inflight_steps: u32) {
 #[tokio::test]
 async fn a_client_that_reads_nothing_is_given_up() {
     let mut setup = Setup::new();
-    setup.serve.write_timeout = Duration::from_millis(100);
+    setup.server.write_timeout = Duration::from_millis(100);
     let server = setup.start().await;
     // The answer has some 40 MB. The system buffers only a few MB for a client that does not read.
     let body = json!({

@@ -132,7 +132,7 @@ async fn more_prompts_than_places_leave_nothing_behind() {
 #[tokio::test]
 async fn a_body_over_the_limit_is_413_however_it_is_sent() {
     let mut setup = Setup::new();
-    setup.serve.max_body_bytes = 10_000;
+    setup.server.max_body_bytes = 10_000;
     let server = setup.start().await;
     let body = vec![b' '; 5_000_000];
     let reply = client::post_bytes(server.address, "/v1/completions", &body).await;
@@ -165,7 +165,7 @@ async fn a_body_over_the_limit_is_413_however_it_is_sent() {
 #[tokio::test]
 async fn bodies_are_bounded_together_and_a_small_one_finds_room() {
     let mut setup = Setup::new();
-    setup.serve.max_body_memory = 100_000;
+    setup.server.max_body_memory = 100_000;
     let server = setup.start().await;
     let path = "/v1/completions";
     let slow = head("POST", path, &[], Some(70_000));
@@ -304,7 +304,7 @@ fn assert_too_long(reply: &client::Reply, param: &str) {
 #[tokio::test]
 async fn a_body_that_does_not_come_is_408() {
     let mut setup = Setup::new();
-    setup.serve.body_timeout = Duration::from_millis(100);
+    setup.server.body_timeout = Duration::from_millis(100);
     let server = setup.start().await;
     let head = head("POST", "/v1/completions", &[], Some(100));
     let mut socket = open(server.address, &head, b"{").await;
@@ -315,7 +315,7 @@ async fn a_body_that_does_not_come_is_408() {
 #[tokio::test]
 async fn headers_that_trickle_in_close_the_connection() {
     let mut setup = Setup::new();
-    setup.serve.header_timeout = Duration::from_millis(300);
+    setup.server.header_timeout = Duration::from_millis(300);
     let server = setup.start().await;
     let socket = open(server.address, "GET /health HTTP/1.1\r\nx-a: ", b"").await;
     let mut answer = [0; 1];
@@ -369,7 +369,7 @@ async fn idle_connections_do_not_keep_others_waiting() {
 #[tokio::test]
 async fn beyond_the_limit_connections_wait_for_a_place() {
     let mut setup = Setup::new();
-    setup.serve.max_num_connections = 2;
+    setup.server.max_num_connections = 2;
     let server = setup.start().await;
     let mut first = open(server.address, "", b"").await;
     let second = open(server.address, "", b"").await;

@@ -20,6 +20,7 @@ mod llama_server;
 mod local_client;
 mod messages;
 mod metric;
+mod models;
 mod number;
 mod ollama;
 mod page;

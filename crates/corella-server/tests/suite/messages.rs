@@ -340,7 +340,7 @@ async fn what_is_wrong_is_said_in_their_shape() {
 #[tokio::test]
 async fn a_key_may_come_in_their_header() {
     let mut setup = Setup::new();
-    setup.serve.api_keys = vec![ApiKey::unlimited("test", "secret")];
+    setup.server.api_keys = vec![ApiKey::unlimited("test", "secret")];
     let server = setup.start().await;
     let body = json!({"messages": hi(), "max_tokens": 2}).to_string();
     for (key, status) in [("secret", 200), ("Secret", 401)] {

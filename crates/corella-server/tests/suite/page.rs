@@ -12,7 +12,7 @@ use crate::fixture::{Setup, TestServer};
 #[tokio::test]
 async fn page_and_its_files_need_no_key() {
     let mut setup = Setup::new();
-    setup.serve.api_keys = vec![ApiKey::unlimited("test", "secret")];
+    setup.server.api_keys = vec![ApiKey::unlimited("test", "secret")];
     let server = setup.start().await;
     let page = get(server.address, "/").await;
     assert_eq!(page.status, 200);
@@ -83,7 +83,7 @@ async fn files_from(server: &TestServer, path: &str) -> Vec<String> {
 #[tokio::test]
 async fn the_page_finds_its_files_behind_a_proxy() {
     let mut setup = Setup::new();
-    setup.serve.root_path = "/llm".to_owned();
+    setup.server.root_path = "/llm".to_owned();
     let server = setup.start().await;
     for path in ["/llm", "/llm/", "/"] {
         for file in files_from(&server, path).await {
@@ -141,7 +141,7 @@ async fn constant_answers_are_sent_once_to_a_client_that_keeps_them() {
 #[tokio::test]
 async fn the_description_of_the_api_is_made_once() {
     let server = TestServer::start().await;
-    let service = TowerToHyperService::new(router(server.state.clone()));
+    let service = TowerToHyperService::new(router(server.models.clone()));
     let ask = async || {
         let request = Request::get("/openapi.json").header("host", "test");
         let request = request.body(Body::empty()).expect("a request");

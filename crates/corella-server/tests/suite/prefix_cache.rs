@@ -50,7 +50,7 @@ fn assert_cause(explained: &Value, cause: &str, num_cached: usize) {
 
 fn with_keys() -> Setup {
     let mut setup = Setup::new();
-    setup.serve.api_keys = ["a", "b"]
+    setup.server.api_keys = ["a", "b"]
         .map(|name| ApiKey::unlimited(name, name))
         .to_vec();
     setup
@@ -310,7 +310,7 @@ async fn each_endpoint_explains_whole_and_in_its_last_chunk_to_callers_who_ask()
 #[tokio::test]
 async fn a_server_may_explain_without_being_asked_and_counts_misses() {
     let mut setup = Setup::new();
-    setup.serve.explains_cache = true;
+    setup.server.explains_cache = true;
     let server = setup.start().await;
     for cause in ["restart", "partial_page"] {
         let body = json!({"prompt": PROMPT, "max_tokens": 2, "n": 2});

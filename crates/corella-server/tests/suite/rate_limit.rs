@@ -25,10 +25,10 @@ impl Metered {
     async fn start(keys: Vec<ApiKey>) -> Self {
         let now_us = Arc::new(AtomicU64::new(0));
         let mut setup = Setup::new();
-        setup.serve.api_keys = keys;
+        setup.server.api_keys = keys;
         setup.serve.other_names = vec![SHORT_NAME.to_owned()];
         let shown = now_us.clone();
-        setup.serve.clock =
+        setup.server.clock =
             Clock::new(move || Duration::from_micros(shown.load(Ordering::Relaxed)));
         Self {
             server: setup.start().await,

@@ -326,7 +326,7 @@ async fn a_response_is_there_once_its_stream_has_ended_and_not_before() {
 #[tokio::test]
 async fn items_of_kept_answers_are_named_by_their_ids() {
     let mut setup = Setup::new().ending_at(5);
-    setup.serve.api_keys = ["a", "b"]
+    setup.server.api_keys = ["a", "b"]
         .map(|name| ApiKey::unlimited(name, name))
         .to_vec();
     let server = setup.start().await;
@@ -402,7 +402,7 @@ async fn items_of_kept_answers_are_named_by_their_ids() {
 #[tokio::test]
 async fn named_items_are_bounded_like_a_body() {
     let mut setup = Setup::new().ending_at(5);
-    setup.serve.max_body_bytes = 6000;
+    setup.server.max_body_bytes = 6000;
     let server = setup.start().await;
     let text = "x".repeat(100);
     let body = json!({"input": [{"role": "user", "content": text}], "max_output_tokens": 1});

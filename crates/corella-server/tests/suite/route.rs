@@ -40,7 +40,7 @@ async fn every_documented_path_is_answered() {
 #[tokio::test]
 async fn a_wrong_path_or_method_names_one_that_exists() {
     let mut setup = Setup::new();
-    setup.serve.root_path = "/llm".to_owned();
+    setup.server.root_path = "/llm".to_owned();
     let server = setup.start().await;
     for path in ["/v1/v1/chat/completions", "/llm/v1/v1/chat/completions"] {
         let reply = ask(&server, "POST", path, &[]).await;
@@ -146,7 +146,7 @@ async fn endpoints_of_ollama_that_change_models_say_what_to_do() {
         assert_eq!(reply.status, 404);
         let message = reply.json()["error"].to_string();
         assert!(
-            message.contains("one model") && !message.contains("Did you mean"),
+            message.contains("corella pull") && !message.contains("Did you mean"),
             "{message}"
         );
     }

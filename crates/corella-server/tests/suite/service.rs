@@ -10,7 +10,7 @@ use crate::fixture::{MAX_MODEL_LEN, MODEL, Setup, TestServer};
 #[tokio::test]
 async fn a_key_is_required_where_it_matters() {
     let mut setup = Setup::new();
-    setup.serve.api_keys = vec![ApiKey::unlimited("test", "secret")];
+    setup.server.api_keys = vec![ApiKey::unlimited("test", "secret")];
     let server = setup.start().await;
     let models = async |headers: &[(&str, &str)]| {
         let head = head("GET", "/v1/models", headers, None);

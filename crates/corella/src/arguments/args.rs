@@ -21,6 +21,7 @@ mod llm;
 mod manual;
 mod mock_time;
 mod model;
+mod models;
 mod quantize;
 mod request;
 mod run;
@@ -48,6 +49,7 @@ pub use config_file::ConfigFileArgs;
 pub use device::{DeviceArgs, IsaArg, check_threads, isa};
 pub use engine::{EngineArgs, OwnModelArgs};
 pub use files::FilesArgs;
+pub use format_choice::FormatChoice;
 pub use hub::{PullArgs, RmArgs};
 pub use inspect::InspectArgs;
 pub use kv_disk::KvDiskArgs;
@@ -55,6 +57,7 @@ pub use llm::LlmArgs;
 pub use manual::{CompletionsArgs, ManArgs};
 pub use mock_time::MockTimeArgs;
 pub use model::{ModelArgs, WeightFormatArg, own_folder, source_of, weight_format};
+pub use models::ModelsArgs;
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 pub use request::RequestArgs;
 pub use run::RunArgs;
@@ -114,6 +117,8 @@ pub struct ServeArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub config_file: ConfigFileArgs,
+    #[command(flatten)]
+    pub models: ModelsArgs,
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]

@@ -9,7 +9,7 @@ use corella_cluster::node::NodeConfig;
 use corella_cpu::num_cores;
 use corella_quantize::QuantizeFormat;
 use corella_server::batch::FilesConfig;
-use corella_server::{KvEventsConfig, ServeConfig};
+use corella_server::{KvEventsConfig, ServeConfig, ServerConfig};
 
 use crate::arguments::api_key_file::KeySource;
 use crate::arguments::args::{
@@ -30,6 +30,7 @@ mod chat;
 mod hub;
 mod listen;
 mod llm;
+mod models;
 mod otlp;
 mod prompt;
 
@@ -42,18 +43,23 @@ pub use chat::{Chat, ChatWith, chat};
 pub use hub::{hub, ollama_store, pull};
 pub use listen::ListenAddress;
 pub use llm::{LlmConfig, llm};
+pub use models::{Models, models};
 pub use otlp::otlp;
 pub use prompt::Prompt;
 
 pub struct Serve {
     pub source: ModelSource,
+    /// The models that the server loads and unloads; `None` for one that stays loaded.
+    pub models: Option<Models>,
     pub options: LlmOptions,
     pub address: ListenAddress,
     pub keys: KeySource,
     /// Certificate and key.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// The server's limits, without keys, certificates and the facts about the model.
-    pub server: ServeConfig,
+    /// The server's limits, without keys and certificates.
+    pub server: ServerConfig,
+    /// The limits of the model's requests, without the facts about the model.
+    pub limits: ServeConfig,
     pub log_format: LogFormatArg,
     /// Whether the start shows the limits in force.
     pub is_verbose: bool,
@@ -80,6 +86,7 @@ pub struct Generate {
 
 pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     let mut options = args.engine.options(&args.model)?;
+    let models = models(&args, &mut options)?;
     // A node's role may change while it serves, so every node of a cluster may spill. Spill memory is only taken when a
     // request spills.
     let may_decode_for_others = args.cluster.role == Role::Decode
@@ -100,7 +107,9 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     options.scheduler.hold_lease_us = u64::from(args.cluster.kv_hold_lease) * 1_000_000;
     let server = args.server;
     let mut server_config = server.config()?;
-    let adapters = args.adapter.set(&mut options, &mut server_config)?;
+    server_config.allow_unknown_fields = args.request.allow_unknown_fields;
+    let mut limits = ServeConfig::new("", 0, 0, 0);
+    let adapters = args.adapter.set(&mut options, &mut limits)?;
     let address = ListenAddress::of(&server)?;
     server_config.has_inherited_socket = matches!(address, ListenAddress::Inherited(_));
     warn_of_foreign_variables(&server, &address)?;
@@ -110,6 +119,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     };
     Ok(Serve {
         source: args.model.source(),
+        models,
         options,
         address,
         keys: KeySource {
@@ -118,6 +128,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         },
         tls: server.tls_cert.zip(server.tls_key),
         server: server_config,
+        limits,
         log_format: server.log_format,
         is_verbose: server.verbose,
         otlp: otlp(server.otlp_endpoint)?,

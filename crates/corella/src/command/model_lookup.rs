@@ -5,20 +5,22 @@ use std::path::{Path, PathBuf};
 
 use corella_hub::{Fetched, Hub, HubError, ModelName, OllamaModel};
 
-use crate::Error;
 use crate::arguments::args::{
-    BenchCommand, Command, InspectArgs, LlmArgs, ModelArgs, SpeculateArg, SpeculationArgs,
+    BenchCommand, Command, InspectArgs, LlmArgs, ModelArgs, ModelsArgs, SpeculateArg,
+    SpeculationArgs,
 };
 use crate::arguments::config;
 use crate::built_in;
 use crate::input::nearest_name::nearest_name;
 use crate::terminal::fetch_display::FetchDisplay;
+use crate::{Error, ModelSource};
 
 /// Replaces names by paths in the arguments of a command.
 pub fn resolve(command: &mut Command) -> Result<(), Error> {
     match command {
         Command::Serve(args) => {
-            resolve_without_system(&mut args.model, &mut args.engine.speculation)
+            resolve_without_system(&mut args.model, &mut args.engine.speculation)?;
+            resolve_more(&mut args.models, args.model.offline)
         }
         Command::Generate(args) => {
             resolve_with_system(&mut args.model, &mut args.own.speculation, &mut args.system)
@@ -72,18 +74,41 @@ pub fn resolve_llm(args: &mut LlmArgs) -> Result<(), Error> {
     resolve_without_system(&mut args.model, &mut args.engine.speculation)
 }
 
+/// Finds the further models of a server.
+fn resolve_more(args: &mut ModelsArgs, is_offline: bool) -> Result<(), Error> {
+    for given in &args.more_models {
+        let source = match is_built_in(given) {
+            true => ModelSource::BuiltIn,
+            false => match resolve_path(given, is_offline)? {
+                None => ModelSource::Path(given.clone()),
+                Some(Found { path, name, system }) => {
+                    if system.is_some() {
+                        warn_of_system(&name);
+                    }
+                    ModelSource::Named { path, name }
+                }
+            },
+        };
+        args.more_sources.push(source);
+    }
+    Ok(())
+}
+
 /// Replaces names by paths for commands whose requests have their own system messages.
 fn resolve_without_system(
     model: &mut ModelArgs,
     speculation: &mut SpeculationArgs,
 ) -> Result<(), Error> {
     if resolve_with_draft(model, speculation)?.is_some() {
-        tracing::warn!(
-            "the SYSTEM of {}'s Modelfile is left out: it goes with each request, as a system message",
-            model.name.as_deref().unwrap_or_default()
-        );
+        warn_of_system(model.name.as_deref().unwrap_or_default());
     }
     Ok(())
+}
+
+fn warn_of_system(name: &str) {
+    tracing::warn!(
+        "the SYSTEM of {name}'s Modelfile is left out: it goes with each request, as a system message"
+    );
 }
 
 /// Replaces names by paths. If `system` is `None`, it becomes the model's own system message.

@@ -281,13 +281,13 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Refuses several keys behind one `--api-key`. One further word may be the model.
+    /// Refuses several keys behind one `--api-key`. One further word may be the model; further models stand elsewhere.
     fn check_key(&mut self) {
         if self.option("--api-keys").is_none() {
             return;
         }
         let num_words = self.num_positionals + usize::from(self.has_model_option());
-        if self.num_behind_key > 0 && num_words > self.command.get_positionals().count() {
+        if self.num_behind_key > 0 && num_words > 1 {
             let reason = "--api-key takes one key; --api-keys FILE takes a file of several";
             self.refusals.push(reason.to_owned());
         }

@@ -25,6 +25,8 @@ pub(crate) struct KvDemand {
     pub host_bytes: Option<u64>,
     /// A format in which the weights would leave more memory, as advice.
     pub smaller_weights: Option<String>,
+    /// Whether the memory is shared with other models of the server.
+    pub is_shared: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -58,6 +60,7 @@ impl KvDemand {
             total_bytes: memory.total_bytes.saturating_sub(packed_bytes),
             host_bytes: memory.host_bytes,
             smaller_weights: None,
+            is_shared: options.shared_memory_bytes.is_some(),
         }
     }
 }
@@ -79,10 +82,13 @@ impl KvPlan {
             // kills the process.
             Some(bytes) if bytes > demand.total_bytes => {
                 return Err(Error::Config(format!(
-                    "--kv-cache-memory asks for {}, and the weights leave {} of this machine's \
-                     memory",
+                    "--kv-cache-memory asks for {}, and the weights leave {} of {}",
                     display_bytes(bytes),
-                    display_bytes(demand.total_bytes)
+                    display_bytes(demand.total_bytes),
+                    match demand.is_shared {
+                        true => "--model-memory",
+                        false => "this machine's memory",
+                    }
                 )));
             }
             Some(bytes) => bytes / page_bytes,
@@ -107,9 +113,13 @@ impl KvPlan {
                 (Some(smaller), None) => format!(", or let the weights leave more: {smaller}"),
                 _ => String::new(),
             };
+            let option = match demand.is_shared && demand.kv_cache_bytes.is_none() {
+                true => "--model-memory",
+                false => "--kv-cache-memory",
+            };
             Error::Config(format!(
                 "a context of {needed_tokens} tokens needs {} of KV cache, and there is room for \
-                 {num_tokens} tokens; raise --kv-cache-memory or lower --max-model-len{smaller}",
+                 {num_tokens} tokens; raise {option} or lower --max-model-len{smaller}",
                 display_bytes(needed)
             ))
         };
@@ -184,6 +194,7 @@ mod tests {
             total_bytes: 2 << 30,
             host_bytes: None,
             smaller_weights: None,
+            is_shared: false,
         }
     }
 

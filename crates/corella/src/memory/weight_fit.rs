@@ -51,6 +51,23 @@ impl WeightFit<'_> {
         } else {
             return Ok(());
         };
+        Err(self.refusal(most, &room))
+    }
+
+    /// Checks that the weights leave some of the memory that several models share.
+    pub fn check_share(&self, shared_bytes: u64) -> Result<(), Error> {
+        match self.num_bytes(None) < shared_bytes {
+            true => Ok(()),
+            false => {
+                let room = format!("and --model-memory is {}", display_bytes(shared_bytes));
+                Err(self.refusal(shared_bytes, &room))
+            }
+        }
+    }
+
+    /// An error with advice for weights that have at most `most` bytes, for the reason in `room`.
+    fn refusal(&self, most: u64, room: &str) -> Error {
+        let num_bytes = self.num_bytes(None);
         let formats = self.models.iter().map(|(_, format)| format.name());
         let formats: Vec<_> = formats.collect();
         let advice = self.smaller(most).unwrap_or_else(|| {
@@ -64,11 +81,11 @@ impl WeightFit<'_> {
                 false => "choose a smaller model".to_owned(),
             }
         });
-        Err(Error::Config(format!(
+        Error::Config(format!(
             "the weights take {} as {} {room}; {advice}",
             display_bytes(num_bytes),
             formats.join(" and "),
-        )))
+        ))
     }
 
     /// Returns advice: the first smaller format in which the weights fit into `SHARE` of `most` bytes, and their size.

@@ -10,10 +10,11 @@ use corella_text::{TokenCount, Tokenizer};
 
 use crate::memory::kv_plan::{KvDemand, KvPlan};
 use crate::memory::weight_fit::{self, WeightFit};
-use crate::model::device::{self, kv_format, kv_groups};
+use crate::model::device;
+use crate::model::device_plan::{kv_format, kv_groups};
 use crate::model::end_token;
-use crate::model::llm::template_of;
 use crate::model::model_file::model_name;
+use crate::model::opened_model::template_of;
 use crate::model::vocabulary::num_tokens;
 use crate::{Error, LlmOptions, ModelSource, built_in};
 

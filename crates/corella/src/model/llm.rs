@@ -5,18 +5,16 @@ use corella_core::{
 };
 use corella_engine::{Engine, EngineConfig, KvDiskConfig, StreamEvent, Submission, TokenStream};
 use corella_model::{Checkpoint, FileWatch, ModelConfig, SentenceConfig};
-use corella_text::{ChatInput, ChatTemplate, TOOL_USE_FILE, TemplateFiles, TextStream, Tokenizer};
+use corella_text::{ChatInput, ChatTemplate, TextStream, Tokenizer};
 use serde_json::json;
 
 use crate::error::display_bytes::display_bytes;
-use crate::memory::draft_head_limit;
-use crate::memory::encoder_limit;
-use crate::model::device::{self, DraftHardware, Hardware, Loaded};
-use crate::model::device_choice;
-use crate::model::draft_model::DraftCheckpoint;
+use crate::model::device::{DraftHardware, Hardware, Loaded};
+use crate::model::device_plan::MemoryPlan;
 use crate::model::end_token;
-use crate::model::model_file::{FileContent, open_watched};
+use crate::model::model_file::open_watched;
 use crate::model::model_identity::ModelIdentity;
+use crate::model::opened_model::OpenedModel;
 use crate::model::tokenizer_loader::TokenizerLoader;
 use crate::options::weight_cache::WeightKeeper;
 use crate::{Error, LlmOptions, ModelSource};
@@ -87,36 +85,37 @@ impl Llm {
         loaded
     }
 
+    /// Plans the memory that `load` takes, from the headers of the model's files.
+    pub fn plan(source: &ModelSource, options: &LlmOptions) -> Result<MemoryPlan, Error> {
+        let (name, mut checkpoint) = open_watched(source)?;
+        let watch = checkpoint.watch().cloned();
+        let tokenizer = TokenizerLoader::open(&mut checkpoint);
+        let opened =
+            tokenizer.and_then(|tokenizer| OpenedModel::new(name, checkpoint, tokenizer, options));
+        let plan = opened.and_then(|opened| opened.plan());
+        check_files(watch.as_ref())?;
+        plan
+    }
+
     fn load_checkpoint(
         name: String,
         mut checkpoint: Checkpoint,
         options: &LlmOptions,
     ) -> Result<Self, Error> {
-        let tokenizer = TokenizerLoader::start(&mut checkpoint)?;
-        if options.uses_draft_head {
-            draft_head_limit::add(&mut checkpoint, options)?;
-        }
-        let chat_template = chat_template(&checkpoint, options)?;
-        let sentence = SentenceConfig::read(&checkpoint)?;
-        let options = &encoder_limit::with_context(options, checkpoint.config(), &sentence);
-        let mut config = checkpoint.config().clone();
-        options.generation.apply(&mut config)?;
-        let draft = match &options.draft_model {
-            Some(draft) => {
-                let tokenizer = tokenizer.get()?;
-                Some(DraftCheckpoint::open(draft, &checkpoint, tokenizer)?)
-            }
-            None => None,
-        };
-        let models = [
-            Some((&checkpoint, options.weight_format)),
-            draft
-                .as_ref()
-                .map(|draft| (&draft.checkpoint, draft.weight_format)),
-        ];
-        let models: Vec<_> = models.into_iter().flatten().collect();
-        let options = &device_choice::settle(options, &models)?;
-        let mut loaded = device::load(&checkpoint, &tokenizer, options, draft.as_ref())?;
+        let tokenizer = TokenizerLoader::open(&mut checkpoint)?;
+        tokenizer.start()?;
+        let opened = OpenedModel::new(name, checkpoint, tokenizer, options)?;
+        let mut loaded = opened.load()?;
+        let OpenedModel {
+            name,
+            checkpoint,
+            tokenizer,
+            chat_template,
+            sentence,
+            mut config,
+            options,
+            draft,
+        } = opened;
         let identity = ModelIdentity::new(&checkpoint)?;
         loaded.scheduler.block_hasher = identity.block_hasher(loaded.hardware.arithmetic());
         warn_of_draw_cost(&loaded);
@@ -464,33 +463,4 @@ fn warn_of_draw_cost(loaded: &Loaded) {
 fn prompt_tail(prompt: &[TokenId]) -> &[TokenId] {
     const LEN: usize = 8;
     &prompt[prompt.len().saturating_sub(LEN)..]
-}
-
-fn chat_template(
-    checkpoint: &Checkpoint,
-    options: &LlmOptions,
-) -> Result<Option<ChatTemplate>, Error> {
-    let template = template_of(|name| match (&options.chat_template, name) {
-        (Some(source), "chat_template.jinja") => Ok(Some(source.clone().into_bytes().into())),
-        _ => checkpoint.file(name),
-    })?;
-    Ok(template.map(|template| template.with_default_kwargs(options.template_kwargs.clone())))
-}
-
-/// Returns the chat template of a model whose files `file` reads.
-pub(crate) fn template_of(
-    file: impl Fn(&str) -> FileContent,
-) -> Result<Option<ChatTemplate>, Error> {
-    let config = file("tokenizer_config.json")?;
-    let special_tokens_map = file("special_tokens_map.json")?;
-    let jinja = file("chat_template.jinja")?;
-    let of_processor = file("chat_template.json")?;
-    let tool_use = file(TOOL_USE_FILE)?;
-    Ok(ChatTemplate::from_files(TemplateFiles {
-        tokenizer_config_json: config.as_deref(),
-        special_tokens_map_json: special_tokens_map.as_deref(),
-        chat_template_jinja: jinja.as_deref(),
-        chat_template_json: of_processor.as_deref(),
-        tool_use_jinja: tool_use.as_deref(),
-    })?)
 }

@@ -24,16 +24,19 @@ fn open_by(
     source: &ModelSource,
     open: impl Fn(&Path) -> Result<Checkpoint, CheckpointError>,
 ) -> Result<(String, Checkpoint), Error> {
+    let checkpoint = match source {
+        ModelSource::BuiltIn => Checkpoint::from_static(&built_in::FILES)?,
+        ModelSource::Path(path) | ModelSource::Named { path, .. } => open(path)?,
+    };
+    Ok((name_of(source), checkpoint))
+}
+
+/// Returns the name of a model, which need not exist.
+pub(crate) fn name_of(source: &ModelSource) -> String {
     match source {
-        ModelSource::BuiltIn => Ok((
-            built_in::NAME.to_owned(),
-            Checkpoint::from_static(&built_in::FILES)?,
-        )),
-        ModelSource::Path(path) => {
-            let checkpoint = open(path)?;
-            Ok((model_name(path), checkpoint))
-        }
-        ModelSource::Named { path, name } => Ok((name.clone(), open(path)?)),
+        ModelSource::BuiltIn => built_in::NAME.to_owned(),
+        ModelSource::Path(path) => model_name(path),
+        ModelSource::Named { name, .. } => name.clone(),
     }
 }
 

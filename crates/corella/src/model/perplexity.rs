@@ -28,7 +28,8 @@ impl Perplexity {
     ) -> Result<Self, Error> {
         let (_, mut checkpoint) = open(source)?;
         check_head(checkpoint.config())?;
-        let tokenizer = TokenizerLoader::start(&mut checkpoint)?;
+        let tokenizer = TokenizerLoader::open(&mut checkpoint)?;
+        tokenizer.start()?;
         let mut options = options.clone();
         options.max_model_len = Some(context as u32);
         let mut loaded = device::load(&checkpoint, &tokenizer, &options, None)?;

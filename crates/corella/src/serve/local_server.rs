@@ -1,10 +1,8 @@
 //! A model behind the API without a socket, for commands and programs that send their own requests.
 
-use std::sync::Arc;
-
 use corella_engine::Engine;
 use corella_model::GenerationDefaults;
-use corella_server::{LocalClient, ServeConfig, ServerState, TextModel};
+use corella_server::{LocalClient, ServeConfig, ServerConfig, ServerParts, ServerState, TextModel};
 use corella_text::Tokenizer;
 
 use crate::arguments::config::LlmConfig;
@@ -35,11 +33,14 @@ impl LocalServer {
         // Packed weights are written to the cache while a server runs; here that would slow answers.
         llm.weight_keepers.clear();
         let reply_format = config.request.reply_format(llm.chat_template.as_ref());
-        let limits = ServeConfig {
+        let server = ServerConfig {
             // Bodies come from this process, so no slow client can hold the memory of a long one.
             max_body_bytes: MAX_BODY_BYTES,
-            ..ServeConfig::new("", 0, 0, 0)
+            allow_unknown_fields: config.request.allow_unknown_fields,
+            ..ServerConfig::default()
         };
+        let parts = ServerParts::new(server, None, None);
+        let limits = ServeConfig::new("", 0, 0, 0);
         let config = config.request.serve_config(&llm, limits);
         let generation_defaults = config.generation_defaults.clone();
         let summary = llm.summary();
@@ -51,7 +52,7 @@ impl LocalServer {
             chat_template: llm.chat_template,
             reply_format,
         };
-        let state: Arc<ServerState> = ServerState::new(config, text, llm.engine.clone());
+        let state = ServerState::new(parts, config, text, llm.engine.clone());
         Ok(Self {
             client: PatientClient::new(LocalClient::new(state)),
             engine: llm.engine,

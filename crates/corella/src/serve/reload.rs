@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal};
 use std::sync::Arc;
 
-use corella_server::{ServerState, ServerTls};
+use corella_server::{ServerParts, ServerTls};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::arguments::api_key_file::KeySource;
@@ -18,7 +18,7 @@ impl Reload {
     /// Follows the files of certificates, and reads all files again at SIGHUP. Without such files, SIGHUP still ends a
     /// server that was started from a terminal without a supervisor; otherwise SIGHUP ends no server. Unusable files
     /// change nothing.
-    pub fn start(self, state: &Arc<ServerState>) -> io::Result<()> {
+    pub fn start(self, parts: &Arc<ServerParts>) -> io::Result<()> {
         if let Some(tls) = &self.tls {
             tokio::spawn(tls.clone().follow_files());
         }
@@ -27,16 +27,16 @@ impl Reload {
             return Ok(());
         }
         let mut hangup = signal(SignalKind::hangup())?;
-        let state = state.clone();
+        let parts = parts.clone();
         tokio::spawn(async move {
             while hangup.recv().await.is_some() {
-                self.read_again(&state);
+                self.read_again(&parts);
             }
         });
         Ok(())
     }
 
-    fn read_again(&self, state: &ServerState) {
+    fn read_again(&self, parts: &ServerParts) {
         if self.keys.file.is_none() && self.tls.is_none() {
             tracing::info!(
                 "SIGHUP: nothing to reload, since neither API keys nor certificates come from files"
@@ -46,7 +46,7 @@ impl Reload {
             match self.keys.read() {
                 Ok(keys) => {
                     let num_keys = keys.len();
-                    state.replace_api_keys(keys);
+                    parts.replace_api_keys(keys);
                     tracing::info!(num_keys, "read the API keys again");
                 }
                 Err(error) => tracing::error!("the API keys were not reloaded: {error}"),

@@ -13,6 +13,7 @@ mod head;
 mod inspect;
 mod load_limit;
 mod lost_page;
+mod memory_plan;
 mod python_options;
 mod quantize;
 mod request_log;

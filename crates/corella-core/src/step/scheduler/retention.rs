@@ -83,7 +83,14 @@ mod tests {
             hidden_states: Vec::new(),
             undrawn: Vec::new(),
         });
-        assert_eq!(scheduler.poll_output().unwrap().num_retained_tokens, 4);
+        assert_eq!(
+            scheduler
+                .poll_output()
+                .unwrap()
+                .cache_use
+                .num_retained_tokens,
+            4
+        );
         assert_eq!(scheduler.poll_deadline(), Some(600));
         scheduler.note_time(599);
         assert_eq!(scheduler.stats().num_retained_pages, 2);

@@ -1,14 +1,11 @@
 //! `/apply-template`: a conversation's text by the chat template.
 
-use std::sync::Arc;
-
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::state::server_state::ServerState;
+use crate::model_set::model_use::UsedModel;
 use crate::text::chat_fields::ChatFields;
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
@@ -22,11 +19,8 @@ struct ModelField {
     model: Option<String>,
 }
 
-pub async fn apply_template(
-    State(state): State<Arc<ServerState>>,
-    body: Body,
-) -> Result<Response, ApiError> {
-    let body = state.bodies.read(body).await?;
+pub async fn apply_template(UsedModel(state): UsedModel, body: Body) -> Result<Response, ApiError> {
+    let body = state.parts.bodies.read(body).await?;
     let num_bytes = body.num_bytes();
     let apply = move |served: &ServedModel, caller: &Caller| {
         let mut chat = ChatFields::parse(&body, served)?;

@@ -1,9 +1,6 @@
 //! `/embedding`: a vector of each text, in llama-server's shape.
 
-use std::sync::Arc;
-
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +9,7 @@ use crate::call::pooled_call::{PooledStates, PooledTexts};
 use crate::config::serve_config::ServeConfig;
 use crate::endpoint::embeddings::{check_vectors, prompt, vector};
 use crate::endpoint::pooling_endpoint::serve_pooled;
-use crate::state::server_state::ServerState;
+use crate::model_set::model_use::UsedModel;
 use crate::text::pooled_prompt::{PoolingFields, TextForm, pooled_prompts};
 use crate::text::prompt::PromptField;
 use crate::text::served_model::ServedModel;
@@ -39,7 +36,7 @@ struct Embedding {
 }
 
 pub async fn embedding(
-    State(state): State<Arc<ServerState>>,
+    UsedModel(state): UsedModel,
     context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {

@@ -1,18 +1,16 @@
 //! `/props` and `/slots`: facts about the server for llama-server's clients.
 
-use std::sync::Arc;
-
-use axum::extract::State;
 use axum::http::Uri;
 use axum::response::Response;
 use corella_text::ChatTemplate;
 use serde_json::{Value, json};
 
+use crate::model_set::model_use::UsedModel;
 use crate::state::server_state::ServerState;
 use crate::wire::api_error::ApiError;
 use crate::wire::json_response::json_response;
 
-pub async fn props(State(state): State<Arc<ServerState>>) -> Response {
+pub async fn props(UsedModel(state): UsedModel) -> Response {
     let config = &state.config;
     let template = state.served.chat_template.as_ref();
     let special = template.map(ChatTemplate::special_tokens);
@@ -56,7 +54,7 @@ fn default_params(state: &ServerState) -> Value {
 }
 
 /// A slot is the place of a running request. No slot has a share of the context, so each may use all of it.
-pub async fn slots(State(state): State<Arc<ServerState>>, uri: Uri) -> Result<Response, ApiError> {
+pub async fn slots(UsedModel(state): UsedModel, uri: Uri) -> Result<Response, ApiError> {
     let num_slots = state.engine.limits().max_num_seqs as usize;
     let num_running = state.engine.stats().scheduler.num_running;
     let must_have_one = uri

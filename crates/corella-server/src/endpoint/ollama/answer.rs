@@ -163,6 +163,16 @@ fn logprob_rows(served: &ServedModel, tokens: &[(TokenId, Box<Logprobs>)]) -> Ve
     ChatLogprobs::new(names, tokens).into_rows()
 }
 
+/// The answer to a request that only asks to unload its model.
+pub fn unload_line(model: &str, door: Door) -> Response {
+    let end = End {
+        done_reason: "unload",
+        ..End::new(None, None, &Usage::default())
+    };
+    let content = Addition::default().content(door);
+    json_response(&line(model, content, Some(end), Vec::new()))
+}
+
 pub fn whole_answer(
     served: &ServedModel,
     model: &str,

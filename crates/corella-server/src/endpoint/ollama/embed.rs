@@ -1,10 +1,8 @@
 //! `/api/embed`: a vector for each text; and `/api/embeddings`, its older form for one text.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use corella_core::Namespace;
 use serde::{Deserialize, Serialize};
@@ -14,7 +12,7 @@ use crate::call::pooled_call::{PooledStates, PooledTexts};
 use crate::config::serve_config::ServeConfig;
 use crate::endpoint::embeddings::{check_dimensions, check_vectors, prompt, vector};
 use crate::endpoint::pooling_endpoint::serve_pooled;
-use crate::state::server_state::ServerState;
+use crate::model_set::model_use::UsedModel;
 use crate::text::pooled_prompt::{PoolingParams, TextForm, pooled_prompts};
 use crate::text::prompt::{Prompt, PromptField};
 use crate::text::served_model::ServedModel;
@@ -43,7 +41,7 @@ struct OlderFields {
 
 /// Vectors are cut to `dimensions` and then scaled to length 1.
 pub async fn embed(
-    State(state): State<Arc<ServerState>>,
+    UsedModel(state): UsedModel,
     context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
@@ -79,7 +77,7 @@ pub async fn embed(
 
 /// Serves `/api/embeddings`. The vector is not scaled.
 pub async fn embeddings(
-    State(state): State<Arc<ServerState>>,
+    UsedModel(state): UsedModel,
     context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {

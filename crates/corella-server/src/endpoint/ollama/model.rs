@@ -13,7 +13,12 @@ use sha2::{Digest as _, Sha256};
 
 use super::answer::timestamp;
 use super::options::served_model;
+use crate::adapter::served_adapter::ServedAdapter;
 use crate::call::call_context::CallContext;
+use crate::config::serve_config::ModelFacts;
+use crate::model_set::driver::ModelSet;
+use crate::model_set::model_use::UsedModel;
+use crate::model_set::model_view::ModelView;
 use crate::state::server_state::ServerState;
 use crate::wire::api_error::ApiError;
 use crate::wire::field_table::Endpoint;
@@ -21,51 +26,52 @@ use crate::wire::json_response::json_response;
 
 /// The version of Ollama's API. Clients ask for it before they use newer features.
 const OLLAMA_VERSION: &str = "0.13.0";
-/// Models are never unloaded, but clients expect a date.
+/// The date of a model that is never unloaded: clients expect one.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 /// Returns the entry of a model in a list. `size` is the size of the weights in memory if `is_running`, else the size
-/// of the files.
-fn model(state: &ServerState, name: &str, is_running: bool) -> Value {
-    let facts = &state.config.model_facts;
+/// of the files. A model that was never loaded has no facts.
+fn model(models: &ModelSet, view: &ModelView, name: &str, is_running: bool) -> Value {
+    let config = view.config.as_deref();
+    let facts = config.map_or_else(ModelFacts::default, |config| config.model_facts.clone());
     // Clients show the digest's first digits, and tell models apart by the digest.
     let digest = Sha256::digest(name.as_bytes()).into_iter();
     let mut model = json!({
         "name": name,
         "model": name,
-        "modified_at": modified_at(state, name),
+        "modified_at": modified_at(models, view, name),
         "size": facts.file_bytes,
         "digest": digest.map(|byte| format!("{byte:02x}")).collect::<String>(),
-        "details": details(state, name),
+        "details": details(view, &facts, name),
     });
     if is_running {
         model["size"] = json!(facts.weight_bytes);
-        model["expires_at"] = json!(NEVER);
+        let expires_at = view.expires_at.map(timestamp);
+        model["expires_at"] = json!(expires_at.unwrap_or_else(|| NEVER.to_owned()));
         model["size_vram"] = json!(facts.gpu_weight_bytes);
-        model["context_length"] = json!(state.config.max_model_len);
+        model["context_length"] = json!(config.map(|config| config.max_model_len));
     }
     model
 }
 
-fn modified_at(state: &ServerState, name: &str) -> String {
-    let created_s = match state.served.adapters.get(name) {
+fn modified_at(models: &ModelSet, view: &ModelView, name: &str) -> String {
+    let created_s = match adapter(view, name) {
         Some(adapter) => adapter.created,
-        None => state.started_unix_s,
+        None => models.parts().started_unix_s,
     };
     timestamp(UNIX_EPOCH + Duration::from_secs(created_s))
 }
 
-fn details(state: &ServerState, name: &str) -> Value {
-    let facts = &state.config.model_facts;
-    let parent = state
-        .served
-        .adapters
-        .get(name)
-        .map(|_| state.config.model_name());
+fn adapter(view: &ModelView, name: &str) -> Option<ServedAdapter> {
+    view.state.as_ref()?.served.adapters.get(name)
+}
+
+fn details(view: &ModelView, facts: &ModelFacts, name: &str) -> Value {
+    let parent = adapter(view, name).and_then(|_| view.setting.names.first());
     let family = Some(&facts.family).filter(|family| !family.is_empty());
     json!({
         // The model that an adapter changes.
-        "parent_model": parent.unwrap_or_default(),
+        "parent_model": parent.map_or("", String::as_str),
         "format": "",
         "family": facts.family,
         "families": Vec::from_iter(family),
@@ -86,42 +92,40 @@ fn parameter_size(num_parameters: u64) -> String {
     }
 }
 
-/// Returns the names that a caller may use: the model's names and its adapters.
-fn names(state: &ServerState, context: &CallContext) -> Vec<String> {
-    let adapters = state.served.adapters.list();
-    let adapters = adapters.iter().map(|(name, _)| name.to_string());
-    state
-        .config
-        .served_model_names
+/// Returns the names of a model that a caller may use: its own and those of its adapters.
+fn names(view: &ModelView, context: &CallContext) -> Vec<String> {
+    let adapters = view
+        .state
         .iter()
-        .cloned()
-        .chain(adapters)
-        .filter(|name| context.check_model(&state.config, name).is_ok())
+        .flat_map(|state| state.served.adapters.list());
+    let adapters = adapters.map(|(name, _)| name);
+    let names = view.setting.names.iter().cloned().chain(adapters);
+    names
+        .filter(|name| view.check_key(context, name).is_ok())
         .collect()
 }
 
-/// `/api/tags`: lists the model under each of its names, those of Ollama's library included, and its adapters.
-pub async fn tags(State(state): State<Arc<ServerState>>, context: CallContext) -> Response {
-    // Before a request, programs look in this list for the name that they will send.
-    let others = state
-        .config
-        .other_names
-        .iter()
-        .filter(|name| context.check_model(&state.config, name).is_ok())
-        .cloned();
-    let models = names(&state, &context).into_iter().chain(others);
-    let models = models.map(|name| model(&state, &name, false));
-    json_response(&json!({"models": Vec::from_iter(models)}))
+/// `/api/tags`: lists the models under each of their names, those of Ollama's library included, and their adapters.
+pub async fn tags(State(models): State<ModelSet>, context: CallContext) -> Response {
+    let mut list = Vec::new();
+    for view in models.views() {
+        // Before a request, programs look in this list for the name that they will send.
+        let others = view.setting.other_names.iter();
+        let others = others.filter(|name| view.check_key(&context, name).is_ok());
+        let names = names(&view, &context).into_iter().chain(others.cloned());
+        list.extend(names.map(|name| model(&models, &view, &name, false)));
+    }
+    json_response(&json!({"models": list}))
 }
 
-/// `/api/ps`: lists the model and its adapters, without `other_names`. All stay loaded as long as the server runs.
-pub async fn running_models(
-    State(state): State<Arc<ServerState>>,
-    context: CallContext,
-) -> Response {
-    let models = names(&state, &context).into_iter();
-    let models = models.map(|name| model(&state, &name, true));
-    json_response(&json!({"models": Vec::from_iter(models)}))
+/// `/api/ps`: lists the loaded models and their adapters, without `other_names`, and when each is unloaded.
+pub async fn running_models(State(models): State<ModelSet>, context: CallContext) -> Response {
+    let mut list = Vec::new();
+    for view in models.views().iter().filter(|view| view.state.is_some()) {
+        let names = names(view, &context).into_iter();
+        list.extend(names.map(|name| model(&models, view, &name, true)));
+    }
+    json_response(&json!({"models": list}))
 }
 
 /// `/api/version`.
@@ -140,16 +144,24 @@ struct ShowFields {
 /// `/api/show`: a model's abilities, its template in Jinja, and its default parameters of sampling. The Modelfile has no
 /// template, because Ollama's are in another language.
 pub async fn show_model(
-    State(state): State<Arc<ServerState>>,
+    State(models): State<ModelSet>,
+    UsedModel(state): UsedModel,
     context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let body = state.bodies.read(body).await?;
+    let body = state.parts.bodies.read(body).await?;
     let fields: ShowFields = body.parse()?;
     body.check_fields(state.served.field_check(Endpoint::OllamaShow))?;
     let model = fields.model.or(fields.name);
     let model = served_model(&state.served, model.as_deref())?;
     context.check_model(&state.config, &model)?;
+    let mut views = models.views().into_iter();
+    let is_its = |view: &ModelView| {
+        view.state
+            .as_ref()
+            .is_some_and(|its| Arc::ptr_eq(its, &state))
+    };
+    let view = views.find(is_its).ok_or_else(ApiError::draining)?;
     let facts = &state.config.model_facts;
     let family = match facts.family.as_str() {
         "" => "decoder",
@@ -161,7 +173,7 @@ pub async fn show_model(
         "modelfile": modelfile(&model, &parameters),
         "parameters": parameters,
         "template": template.map(ChatTemplate::source).unwrap_or_default(),
-        "details": details(&state, &model),
+        "details": details(&view, facts, &model),
         "model_info": {
             "general.architecture": family,
             "general.parameter_count": facts.num_parameters,
@@ -170,7 +182,7 @@ pub async fn show_model(
             format!("{family}.vocab_size"): state.config.vocab_size,
         },
         "capabilities": capabilities(&state),
-        "modified_at": modified_at(&state, &model),
+        "modified_at": modified_at(&models, &view, &model),
     })))
 }
 

@@ -5,6 +5,7 @@ use corella_text::GrammarSource;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::keep_alive::keep_alive;
 use crate::text::chat_fields::checked_logprobs;
 use crate::text::output_format::{OutputFormat, json_schema};
 use crate::text::prompt_tokens::PromptTokens;
@@ -48,10 +49,11 @@ struct OptionFields {
     frequency_penalty: Option<f64>,
 }
 
-/// The names of `options`' members, for the check.
+/// The names of `options`' members, for the check, and a field that another layer has read.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct OptionNames {
+    keep_alive: Option<Value>,
     options: Option<Map<String, Value>>,
 }
 
@@ -132,6 +134,7 @@ impl CommonFields {
 fn check_names(body: &RequestBody, check: FieldCheck) -> Result<(), ApiError> {
     let names: OptionNames = body.parse()?;
     body.check_fields(check)?;
+    keep_alive(names.keep_alive.as_ref())?;
     match &names.options {
         Some(options) => check.check(&OPTIONS, "options", options),
         None => Ok(()),

@@ -1,6 +1,4 @@
-//! `/api/pull`: the served model is present already, and no other is fetched.
-
-use std::sync::Arc;
+//! `/api/pull`: the models of the server are present already, and no other is fetched.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -10,9 +8,8 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::options::served_model;
 use crate::call::call_context::CallContext;
-use crate::state::server_state::ServerState;
+use crate::model_set::driver::ModelSet;
 use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
@@ -27,17 +24,20 @@ struct PullFields {
 }
 
 pub async fn pull_model(
-    State(state): State<Arc<ServerState>>,
+    State(models): State<ModelSet>,
     context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let body = state.bodies.read(body).await?;
+    let body = models.parts().bodies.read(body).await?;
     let fields: PullFields = body.parse()?;
-    body.check_fields(state.served.field_check(Endpoint::OllamaPull))?;
+    body.check_fields(models.parts().field_check(Endpoint::OllamaPull))?;
     let asked = required("model", fields.model.or(fields.name))?;
-    let model = served_model(&state.served, Some(&asked));
-    let model = model.map_err(|_| ApiError::not_pulled(&asked, &state.config))?;
-    context.check_model(&state.config, &model)?;
+    let untagged = asked.strip_suffix(":latest").unwrap_or(&asked);
+    let known = [&*asked, untagged]
+        .into_iter()
+        .find(|name| models.find(name).is_some());
+    let known = known.ok_or_else(|| ApiError::not_pulled(&asked, &models.names()))?;
+    models.check_key(&context, Some(known))?;
     if fields.stream == Some(false) {
         return Ok(json_response(&json!({"status": "success"})));
     }

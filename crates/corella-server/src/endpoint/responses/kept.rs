@@ -8,7 +8,7 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use crate::call::call_context::CallContext;
-use crate::state::server_state::ServerState;
+use crate::state::server_parts::ServerParts;
 use crate::store::response_store::{ResponseKey, ResponseStore, Turn};
 use crate::wire::api_error::ApiError;
 use crate::wire::json_response::json_response;
@@ -47,7 +47,7 @@ fn key(context: &CallContext, id: &str) -> ResponseKey {
 }
 
 pub async fn retrieve_response(
-    State(state): State<Arc<ServerState>>,
+    State(server): State<Arc<ServerParts>>,
     context: CallContext,
     Path(id): Path<String>,
     uri: Uri,
@@ -59,16 +59,16 @@ pub async fn retrieve_response(
         let message = "the events of a kept response are not kept; leave it out";
         return Err(ApiError::invalid("stream", message));
     }
-    let kept = state.responses.find(&key(&context, &id))?;
+    let kept = server.responses.find(&key(&context, &id))?;
     Ok(json_response(&kept.turn.object()))
 }
 
 pub async fn delete_response(
-    State(state): State<Arc<ServerState>>,
+    State(server): State<Arc<ServerParts>>,
     context: CallContext,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    state.responses.delete(&key(&context, &id))?;
+    server.responses.delete(&key(&context, &id))?;
     Ok(json_response(
         &json!({"id": id, "object": "response", "deleted": true}),
     ))
@@ -76,16 +76,16 @@ pub async fn delete_response(
 
 /// `/v1/responses/{id}/input_items`: the input of the response's own request.
 pub async fn list_input_items(
-    State(state): State<Arc<ServerState>>,
+    State(server): State<Arc<ServerParts>>,
     context: CallContext,
     Path(id): Path<String>,
     uri: Uri,
 ) -> Result<Response, ApiError> {
     const MAX_LIMIT: usize = 100;
     let others = ["include", "include[]"];
-    let allow_unknown = state.config.allow_unknown_fields;
+    let allow_unknown = server.config.allow_unknown_fields;
     let query = ListQuery::parse(&uri, MAX_LIMIT, &others, allow_unknown)?;
-    let kept = state.responses.find(&key(&context, &id))?;
+    let kept = server.responses.find(&key(&context, &id))?;
     let items = kept
         .turn
         .input_items()

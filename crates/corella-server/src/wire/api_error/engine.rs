@@ -40,6 +40,39 @@ impl ApiError {
         .with_code("loading")
     }
 
+    /// The model cannot be loaded, or its engine has stopped. It is tried again later.
+    pub fn model_unavailable(model: &str, reason: &str) -> Self {
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("The model `{model}` cannot be used: {reason}."),
+        )
+        .with_param("model")
+        .with_code("model_unavailable")
+    }
+
+    /// A request has waited for its model in vain.
+    pub fn load_timeout(model: &str, limit_s: u64) -> Self {
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!(
+                "The model `{model}` was not loaded within {limit_s} seconds (--model-load-timeout)."
+            ),
+        )
+        .with_param("model")
+        .with_code("load_timeout")
+    }
+
+    /// A question about a model that only a loaded one can answer, and that loads none.
+    pub fn model_asleep(model: &str) -> Self {
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!(
+                "The model `{model}` is not loaded now; the next request for an answer loads it."
+            ),
+        )
+        .with_code("model_asleep")
+    }
+
     /// The drain timeout ended before the request was complete.
     pub fn cut_off() -> Self {
         Self::new(

@@ -75,11 +75,21 @@ pub static PULL: FieldTable = FieldTable::body("OllamaPullRequest").of(&[
     ],
 ]);
 
+const KEEP_ALIVE: Field = read("keep_alive", |_| {
+    const DURATION: &str = "^[+-]?([0-9]+([.][0-9]+)?(ns|us|ms|s|m|h))+$";
+    Schema::of(json!({"anyOf": [{"type": "number"}, {"type": "string", "pattern": DURATION}]}))
+})
+.about(
+    "How long the model stays loaded afterwards, in seconds or as a duration such as \"5m\". A negative one means for \
+     ever, and 0 unloads the model. Without effect if the model stays loaded in any case.",
+);
+
 const LINES: Field = read("stream", on).about("Whether the answer comes as lines of JSON.");
 
-static OPTIONS_FIELD: &[Field] = &[read("options", |_| object(&OPTIONS))];
+static OPTIONS_FIELD: &[Field] = &[KEEP_ALIVE, read("options", |_| object(&OPTIONS))];
 
 static ANSWER: &[Field] = &[
+    KEEP_ALIVE,
     LINES,
     read("options", |_| object(&OPTIONS)),
     read("format", |limits| {

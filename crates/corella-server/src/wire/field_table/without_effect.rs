@@ -18,7 +18,7 @@ pub static EVERYWHERE: &[Field] = &[
     no_effect("n_cache_reuse", CACHE_HINT),
     no_effect(
         "keep_alive",
-        "the model stays loaded for as long as the server runs",
+        "only requests of Ollama's API say how long the model stays loaded",
     ),
     no_effect("guided_decoding_backend", "one library reads all grammars"),
     no_effect("request_id", "the header x-request-id names responses"),

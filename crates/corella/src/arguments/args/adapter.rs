@@ -34,7 +34,7 @@ impl AdapterArgs {
     pub fn set(
         &self,
         options: &mut LlmOptions,
-        server: &mut ServeConfig,
+        limits: &mut ServeConfig,
     ) -> Result<Vec<(String, String)>, Error> {
         let modules = self
             .lora_modules
@@ -63,8 +63,8 @@ impl AdapterArgs {
         if self.enable_lora || !modules.is_empty() {
             options.max_adapter_rank = Some(self.max_lora_rank.into());
         }
-        server.max_num_adapters = self.max_loras;
-        server.adapter_load_timeout = Duration::from_secs(self.adapter_load_timeout.into());
+        limits.max_num_adapters = self.max_loras;
+        limits.adapter_load_timeout = Duration::from_secs(self.adapter_load_timeout.into());
         Ok(modules)
     }
 }

@@ -72,7 +72,6 @@ impl RequestArgs {
             has_head: llm.config.has_head,
             is_encoder: spec.encoder.is_some(),
             sentence: llm.sentence.clone(),
-            allow_unknown_fields: self.allow_unknown_fields,
             end_token_ids: llm.config.end_tokens.ids(),
             generation_defaults: llm.config.generation.clone(),
             max_model_len: llm.max_model_len,

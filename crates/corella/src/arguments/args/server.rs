@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use corella_server::{AllowedOrigins, ServeConfig};
+use corella_server::{AllowedOrigins, ServerConfig};
 
 use crate::{Error, LlmOptions};
 
@@ -93,9 +93,9 @@ pub struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// Returns the configuration of a server, without keys and the facts about its model.
-    pub fn config(&self) -> Result<ServeConfig, Error> {
-        Ok(ServeConfig {
+    /// Returns the configuration of a server, without keys.
+    pub fn config(&self) -> Result<ServerConfig, Error> {
+        Ok(ServerConfig {
             max_num_connections: self.max_connections as usize,
             max_body_memory: self.max_body_memory as usize,
             max_stored_response_bytes: self.max_stored_response_bytes as usize,
@@ -105,7 +105,7 @@ impl ServerArgs {
             explains_cache: self.explain_cache,
             allowed_origins: allowed_origins(&self.cors_allow_origin)?,
             root_path: root_path(self.root_path.as_deref().unwrap_or_default())?,
-            ..ServeConfig::new("", 0, 0, 0)
+            ..ServerConfig::default()
         })
     }
 }

@@ -34,7 +34,7 @@ fn flags_of_other_servers_become_options() {
     for (line, expected) in [
         (
             "corella serve x --num-ctx 8192 --num-parallel 4 --keep-alive 5m",
-            "corella serve x --max-model-len=8192 --max-num-seqs=4",
+            "corella serve x --max-model-len=8192 --max-num-seqs=4 --keep-alive 5m",
         ),
         // A flag in the tables of two servers.
         (

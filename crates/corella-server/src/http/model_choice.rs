@@ -1,0 +1,178 @@
+//! Finds the model that a request names, and has it loaded if necessary.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{FromRequestParts, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use crate::call::call_context::CallContext;
+use crate::call::sse::{SILENCE_PERIOD, event_stream};
+use crate::config::keep_alive::KeepAlive;
+use crate::endpoint::ollama;
+use crate::http::waiting_stream::{StreamForm, WaitingStream};
+use crate::model_set::driver::ModelSet;
+use crate::model_set::model_loader::ModelId;
+use crate::model_set::model_use::{ModelUse, UsedModel};
+use crate::wire::api_error::ApiError;
+
+/// Gives a handler the model that the request's body names. The model stays loaded until the answer has ended.
+pub async fn use_model(State(models): State<ModelSet>, request: Request, next: Next) -> Response {
+    match choose(&models, request).await {
+        Ok(Choice::Use(model_use, request)) => run(model_use, request, next).await,
+        Ok(Choice::Answer(response)) => response,
+        Ok(Choice::Wait(wait)) => wait.answer(models, next).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn run(model_use: ModelUse, mut request: Request, next: Next) -> Response {
+    let model = UsedModel(model_use.state().clone());
+    request.extensions_mut().insert(model);
+    let mut response = next.run(request).await;
+    // The layer that counts requests keeps the use until the body has ended.
+    response.extensions_mut().insert(Arc::new(model_use));
+    response
+}
+
+/// A request whose model may have to be loaded.
+struct ModelWait {
+    model: ModelId,
+    keep_alive: Option<KeepAlive>,
+    request: Request,
+    /// `None` if the answer is no stream of events.
+    form: Option<StreamForm>,
+}
+
+impl ModelWait {
+    /// A stream begins after a while, even if the model is still being loaded.
+    async fn answer(self, models: ModelSet, next: Next) -> Response {
+        let Self {
+            model,
+            keep_alive,
+            request,
+            form,
+        } = self;
+        let mut wait = Box::pin(async move { models.use_model(model, keep_alive).await });
+        let waited = match form {
+            None => Ok(wait.as_mut().await),
+            Some(_) => timeout(SILENCE_PERIOD, wait.as_mut()).await,
+        };
+        match (waited, form) {
+            (Ok(Ok(model_use)), _) => run(model_use, request, next).await,
+            (Ok(Err(error)), _) => error.into_response(),
+            (Err(_), form) => {
+                let waiting = async move {
+                    match wait.await {
+                        Ok(model_use) => run(model_use, request, next).await,
+                        Err(error) => error.into_response(),
+                    }
+                };
+                let form = form.unwrap_or(StreamForm::OpenAi);
+                event_stream(Body::new(WaitingStream::new(form, Box::pin(waiting))))
+            }
+        }
+    }
+}
+
+/// Gives a handler a loaded model without a use: the one that `model` in the query names, or the first.
+pub async fn look_at_model(
+    State(models): State<ModelSet>,
+    context: CallContext,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let query = request.uri().query().unwrap_or_default();
+    let name = query
+        .split('&')
+        .find_map(|pair| pair.strip_prefix("model="));
+    let name = name.map(|name| name.replace("%2F", "/").replace("%3A", ":"));
+    // A question about the server's only model names none, and any key may ask it.
+    let found = match &name {
+        Some(name) => models.check_key(&context, Some(name)),
+        None => Ok(ModelId(0)),
+    };
+    match found.and_then(|model| models.look_at(model)) {
+        Ok(state) => {
+            request.extensions_mut().insert(UsedModel(state));
+            next.run(request).await
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+enum Choice {
+    Use(ModelUse, Request),
+    Wait(ModelWait),
+    /// The request is answered without the model.
+    Answer(Response),
+}
+
+/// The fields that decide about the model. Handlers check them once more, with the others.
+#[derive(Default, Deserialize)]
+#[serde(expecting = "a JSON object")]
+struct ChoiceFields {
+    model: Option<Value>,
+    /// Ollama's older name of `model`.
+    name: Option<Value>,
+    keep_alive: Option<Value>,
+    stream: Option<Value>,
+}
+
+async fn choose(models: &ModelSet, request: Request) -> Result<Choice, ApiError> {
+    let is_ollama = request.uri().path().starts_with("/api/");
+    let first = ModelId(0);
+    // Ollama's requests say how long the model stays.
+    if models.num_models() == 1
+        && !(is_ollama && models.has_loader())
+        && let Some(model_use) = models.try_use(first)
+    {
+        return Ok(Choice::Use(model_use, request));
+    }
+    if models.parts().is_draining() {
+        return Err(ApiError::draining());
+    }
+    let (mut parts, body) = request.into_parts();
+    let context = CallContext::from_request_parts(&mut parts, &()).await?;
+    let body = models.parts().bodies.read(body).await?;
+    let fields = match body.num_bytes() {
+        0 => ChoiceFields::default(),
+        _ => body.count::<ChoiceFields>()?,
+    };
+    let mut name = fields.model.as_ref().and_then(Value::as_str);
+    let mut keep_alive = None;
+    if is_ollama {
+        name = name.or(fields.name.as_ref().and_then(Value::as_str));
+        // Ollama's names end in a tag, which defaults to `latest`.
+        let untagged = name.and_then(|name| name.strip_suffix(":latest"));
+        if name.is_some_and(|name| models.find(name).is_none()) {
+            name = untagged.or(name);
+        }
+        keep_alive = ollama::keep_alive(fields.keep_alive.as_ref())?;
+    }
+    let model = models.check_key(&context, name)?;
+    let is_unload = keep_alive == Some(KeepAlive::NONE) && models.has_loader();
+    if is_unload
+        && let Some(answer) =
+            ollama::unloaded_answer(parts.uri.path(), name.unwrap_or_default(), &body)?
+    {
+        models.ask_unload(model);
+        return Ok(Choice::Answer(answer));
+    }
+    let form = match parts.uri.path() {
+        _ if fields.stream != Some(Value::Bool(true)) || is_ollama => None,
+        "/v1/messages" => Some(StreamForm::Anthropic),
+        _ => Some(StreamForm::OpenAi),
+    };
+    let request = Request::from_parts(parts, body.into_body());
+    Ok(Choice::Wait(ModelWait {
+        model,
+        keep_alive,
+        request,
+        form,
+    }))
+}

@@ -1,0 +1,109 @@
+//! The thread that loads and unloads models, one after the other.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::model_set::driver::ModelSet;
+use crate::model_set::model_loader::{ModelId, ModelLoader, ModelMemory};
+use crate::model_set::model_table::{ModelAction, UnloadReason};
+use crate::state::server_state::ServerState;
+
+/// The time between two looks whether a model's last holder has gone.
+const HOLDER_CHECK_PERIOD: Duration = Duration::from_millis(1);
+
+/// Carries out actions until the set is closed.
+pub fn run(set: &ModelSet, loader: &dyn ModelLoader) {
+    let mut plans = HashMap::new();
+    while let Some(action) = set.next_action() {
+        match action {
+            ModelAction::Plan(model) => {
+                let plan = unpanicked(|| loader.plan(model));
+                match &plan {
+                    Ok(memory) => {
+                        plans.insert(model, *memory);
+                    }
+                    Err(reason) => {
+                        tracing::error!(reason, "{} cannot be loaded", set.name(model));
+                    }
+                }
+                set.handle_planned(model, plan);
+            }
+            ModelAction::Load(model) => {
+                let memory = plans.remove(&model).unwrap_or_default();
+                set.handle_load(model, load(set, loader, model, memory));
+            }
+            ModelAction::Unload(model, reason) => {
+                if let Some(state) = set.take_state(model) {
+                    unload(state, &set.name(model), &reason_text(set, reason));
+                }
+                set.handle_unloaded(model);
+            }
+        }
+    }
+}
+
+fn load(
+    set: &ModelSet,
+    loader: &dyn ModelLoader,
+    model: ModelId,
+    memory: ModelMemory,
+) -> Result<Arc<ServerState>, String> {
+    let name = set.name(model);
+    tracing::info!("loading {name}: {memory}");
+    let begin = Instant::now();
+    let loaded = unpanicked(|| loader.load(model));
+    match &loaded {
+        Ok(_) => {
+            let time = begin.elapsed();
+            set.parts().http_metrics.handle_load(&name, time);
+            tracing::info!("loaded {name} in {:.1} s", time.as_secs_f32());
+        }
+        Err(reason) => tracing::error!(reason, "{name} cannot be loaded"),
+    }
+    loaded
+}
+
+/// A panic of the loader fails its model, and no other.
+fn unpanicked<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    let done = catch_unwind(AssertUnwindSafe(work));
+    done.unwrap_or_else(|_| Err("the loader has a defect; see the log".to_owned()))
+}
+
+fn unload(state: Arc<ServerState>, name: &str, reason: &str) {
+    let num_pages = state.engine.stats().scheduler.num_cached_pages as u64;
+    let num_tokens = num_pages * u64::from(state.engine.limits().page_size);
+    tracing::info!("unloading {name}: {reason}; drops {num_tokens} cached tokens");
+    state.engine.shutdown();
+    let held = Arc::downgrade(&state);
+    drop(state);
+    // Requests have ended. Others hold a state only for moments, and its memory is free when the last has gone.
+    while held.strong_count() > 0 {
+        thread::sleep(HOLDER_CHECK_PERIOD);
+    }
+    give_memory_back();
+}
+
+/// Returns free memory of the heap to the system.
+fn give_memory_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: The call changes only the allocator's own free memory.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+fn reason_text(set: &ModelSet, reason: UnloadReason) -> String {
+    match reason {
+        UnloadReason::Idle { idle_us } => {
+            let idle = Duration::from_micros(idle_us).as_secs_f32();
+            format!("no request has used it for {idle:.0} s")
+        }
+        UnloadReason::Room { of } => format!("{} needs its room", set.name(of)),
+        UnloadReason::Asked => "a request asks for it".to_owned(),
+        UnloadReason::Sleep { level } => format!("the server sleeps at level {level}"),
+        UnloadReason::Lost => "its engine has stopped".to_owned(),
+    }
+}

@@ -1,0 +1,43 @@
+//! A model as lists show it.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::call::call_context::CallContext;
+use crate::config::serve_config::{ServeConfig, names_like};
+use crate::model_set::model_table::{ModelSetting, ModelStatus};
+use crate::state::server_state::ServerState;
+use crate::wire::api_error::ApiError;
+
+pub struct ModelView {
+    pub setting: ModelSetting,
+    pub status: ModelStatus,
+    pub state: Option<Arc<ServerState>>,
+    /// `None` before the first load.
+    pub config: Option<Arc<ServeConfig>>,
+    /// When the model is unloaded, unless a request uses it before; `None` if it stays.
+    pub expires_at: Option<SystemTime>,
+}
+
+impl ModelView {
+    pub const STATUS_NAMES: [&str; 5] = ["unloaded", "loading", "loaded", "unloading", "failed"];
+
+    /// Returns the state in the words of llama.cpp's router, as far as it has them.
+    pub fn status_name(&self) -> &'static str {
+        match self.status {
+            ModelStatus::Unloaded => "unloaded",
+            ModelStatus::Waiting | ModelStatus::Loading => "loading",
+            ModelStatus::Loaded { .. } => "loaded",
+            ModelStatus::Unloading => "unloading",
+            ModelStatus::Failed { .. } => "failed",
+        }
+    }
+
+    /// Refuses a name that the caller's key may not use.
+    pub fn check_key(&self, context: &CallContext, name: &str) -> Result<(), ApiError> {
+        let ModelSetting {
+            names, other_names, ..
+        } = &self.setting;
+        context.check_names(names_like(names, other_names, name), name)
+    }
+}

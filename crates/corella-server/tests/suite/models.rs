@@ -1,0 +1,460 @@
+//! Servers whose models are loaded by use.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use corella_core::SamplingParams;
+use corella_model::MockConfig;
+use corella_server::{
+    ApiKey, KeepAlive, ModelId, ModelLoader, ModelMemory, ModelSet, ModelSetConfig, ModelSetting,
+    ServerConfig, ServerParts, ServerState, Shutdown, ShutdownSender, serve,
+};
+use corella_test::wait_until_asked;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use crate::client::{Reply, get, head, open_post, post, read_reply, send};
+use crate::fixture::{MODEL, Setup, TestServer};
+
+/// Each model takes this much memory.
+const MODEL_BYTES: u64 = 100;
+
+/// Loads mock models, which differ in their seeds.
+struct MockLoader {
+    parts: Arc<ServerParts>,
+    names: Vec<&'static str>,
+    mocks: Vec<MockConfig>,
+    /// The loads so far, failed ones included.
+    loads: Mutex<Vec<usize>>,
+    /// Models that cannot be loaded, and why.
+    faults: Mutex<HashMap<usize, String>>,
+}
+
+impl ModelLoader for MockLoader {
+    fn plan(&self, _: ModelId) -> Result<ModelMemory, String> {
+        Ok(ModelMemory {
+            weights: MODEL_BYTES,
+            kv_pool: 0,
+            working: 0,
+        })
+    }
+
+    fn load(&self, model: ModelId) -> Result<Arc<ServerState>, String> {
+        self.loads.lock().expect("no panic").push(model.0);
+        if let Some(reason) = self.faults.lock().expect("no panic").get(&model.0) {
+            return Err(reason.clone());
+        }
+        let mut setup = Setup::new();
+        setup.mock = self.mocks[model.0].clone();
+        let name = self.names[model.0];
+        setup.serve.served_model_names = vec![name.to_owned()];
+        setup.serve.other_names = vec![format!("{name}:short")];
+        Ok(setup.load(self.parts.clone()))
+    }
+}
+
+struct ModelServer {
+    address: SocketAddr,
+    models: ModelSet,
+    loader: Arc<MockLoader>,
+    shutdown: ShutdownSender,
+}
+
+struct Options {
+    names: Vec<&'static str>,
+    server: ServerConfig,
+    num_in_memory: u64,
+    keep_alive: KeepAlive,
+}
+
+impl Options {
+    fn of(names: &[&'static str], num_in_memory: u64) -> Self {
+        Self {
+            names: names.to_vec(),
+            server: ServerConfig::default(),
+            num_in_memory,
+            keep_alive: KeepAlive::Forever,
+        }
+    }
+
+    async fn start(self) -> ModelServer {
+        let parts = ServerParts::new(self.server, None, None);
+        let mocks = (0..self.names.len() as u64).map(|seed| MockConfig {
+            seed,
+            ..Setup::new().mock
+        });
+        let loader = Arc::new(MockLoader {
+            parts: parts.clone(),
+            names: self.names.clone(),
+            mocks: mocks.collect(),
+            loads: Mutex::default(),
+            faults: Mutex::default(),
+        });
+        let settings = self.names.iter().map(|name| ModelSetting {
+            names: vec![(*name).to_owned()],
+            other_names: vec![format!("{name}:short")],
+            is_pinned: false,
+            keep_alive: self.keep_alive,
+        });
+        let config = ModelSetConfig {
+            models: settings.collect(),
+            max_memory_bytes: self.num_in_memory * MODEL_BYTES,
+            load_timeout: Duration::from_secs(600),
+            loader: Some(loader.clone()),
+        };
+        let models = ModelSet::new(parts, config).expect("the names differ");
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let (shutdown, asked) = Shutdown::channel();
+        tokio::spawn(serve(listener, models.clone(), asked));
+        ModelServer {
+            address,
+            models,
+            loader,
+            shutdown,
+        }
+    }
+}
+
+impl Drop for ModelServer {
+    fn drop(&mut self) {
+        self.models.close();
+    }
+}
+
+impl ModelServer {
+    fn body(model: &str) -> Value {
+        json!({"model": model, "prompt": "ab", "max_tokens": 5, "temperature": 0})
+    }
+
+    async fn complete(&self, model: &str) -> Reply {
+        post(self.address, "/v1/completions", &Self::body(model)).await
+    }
+
+    /// Returns the answer of a model, computed without a server.
+    fn oracle(&self, model: usize) -> Vec<u32> {
+        let mock = &self.loader.mocks[model];
+        mock.lone_tokens(&[crate::fixture::AB], &SamplingParams::GREEDY, 5)
+    }
+
+    async fn asks_and_is_right(&self, model: usize) {
+        let name = self.loader.names[model];
+        let mut body = Self::body(name);
+        body["return_token_ids"] = json!(true);
+        let reply = post(self.address, "/v1/completions", &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        let choice = &reply.json()["choices"][0];
+        assert_eq!(choice["token_ids"], json!(self.oracle(model)), "{name}");
+    }
+
+    /// Returns the states of all models in `/v1/models`.
+    async fn states(&self) -> Vec<String> {
+        let list = get(self.address, "/v1/models").await.json();
+        let models = list["data"].as_array().expect("a list");
+        let state = |model: &Value| model["status"]["value"].as_str().map(str::to_owned);
+        models.iter().filter_map(state).collect()
+    }
+
+    async fn reaches(&self, states: &[&str]) {
+        wait_until_asked("the models have these states", async || {
+            self.states().await == states
+        })
+        .await;
+    }
+
+    fn loads(&self) -> Vec<usize> {
+        self.loader.loads.lock().expect("no panic").clone()
+    }
+
+    async fn counter(&self, name: &str, model: &str) -> Option<f64> {
+        let text = get(self.address, "/metrics").await;
+        let label = format!("model_name=\"{model}\"");
+        let line = text.text().lines().find(|line| {
+            line.strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with('{'))
+                && line.contains(&label)
+        })?;
+        line.rsplit(' ').next()?.parse().ok()
+    }
+}
+
+#[tokio::test]
+async fn requests_load_their_models_and_the_least_recently_used_makes_room() {
+    let server = Options::of(&["a", "b", "c"], 2).start().await;
+    assert_eq!(server.states().await, ["unloaded", "unloaded", "unloaded"]);
+    for model in [0, 1, 0, 2] {
+        server.asks_and_is_right(model).await;
+    }
+    assert_eq!(server.states().await, ["loaded", "unloaded", "loaded"]);
+    server.asks_and_is_right(1).await;
+    assert_eq!(server.states().await, ["unloaded", "loaded", "loaded"]);
+    assert_eq!(server.loads(), [0, 1, 2, 1]);
+    let running = get(server.address, "/api/ps").await.json();
+    let running = running["models"].as_array().expect("a list");
+    let names: Vec<_> = running.iter().map(|model| &model["name"]).collect();
+    assert_eq!(names, ["b", "c"]);
+}
+
+#[tokio::test]
+async fn a_model_stays_while_its_requests_run() {
+    let server = Options::of(&["a", "b"], 1).start().await;
+    let gate = &server.loader.mocks[0].gate;
+    gate.close();
+    let mut first = open_post(server.address, "/v1/completions", &ModelServer::body("a")).await;
+    server.reaches(&["loaded", "unloaded"]).await;
+    let mut second = open_post(server.address, "/v1/completions", &ModelServer::body("b")).await;
+    server.reaches(&["loaded", "loading"]).await;
+    assert_eq!(server.loads(), [0]);
+    gate.open();
+    assert_eq!(read_reply(&mut first).await.status, 200);
+    assert_eq!(read_reply(&mut second).await.status, 200);
+    assert_eq!(server.loads(), [0, 1]);
+}
+
+#[tokio::test]
+async fn a_server_sleeps_and_a_request_wakes_it() {
+    let server = Options::of(&["a"], 1).start().await;
+    let asleep = async || get(server.address, "/is_sleeping").await.json();
+    server.asks_and_is_right(0).await;
+    assert_eq!(asleep().await, json!({"is_sleeping": false}));
+    let tokens = server.counter("corella_generation_tokens_total", "a").await;
+    assert_eq!(tokens, Some(5.0));
+    let slept = post(server.address, "/sleep?level=1", &json!({})).await;
+    assert_eq!((slept.status, slept.text()), (200, ""));
+    assert_eq!(asleep().await, json!({"is_sleeping": true}));
+    assert_eq!(
+        get(server.address, "/api/ps").await.json(),
+        json!({"models": []})
+    );
+    assert_eq!(get(server.address, "/health").await.status, 200);
+    assert_eq!(get(server.address, "/ready").await.status, 200);
+    assert_eq!(
+        get(server.address, "/props").await.error()["code"],
+        "model_asleep"
+    );
+    // The counts of a model that sleeps stay.
+    let steps = server.counter("corella_steps_total", "a").await;
+    assert_eq!(
+        server.counter("corella_generation_tokens_total", "a").await,
+        tokens
+    );
+    server.asks_and_is_right(0).await;
+    assert_eq!(asleep().await, json!({"is_sleeping": false}));
+    assert_eq!(
+        server.counter("corella_generation_tokens_total", "a").await,
+        Some(10.0)
+    );
+    let later = server.counter("corella_steps_total", "a").await;
+    assert!(later > steps, "{steps:?} {later:?}");
+    assert_eq!(server.loads(), [0, 0]);
+}
+
+#[tokio::test]
+async fn a_sleeping_server_is_woken() {
+    let server = Options::of(&["a", "b"], 2).start().await;
+    server.asks_and_is_right(1).await;
+    assert_eq!(
+        post(server.address, "/sleep?level=2", &json!({}))
+            .await
+            .status,
+        200
+    );
+    assert_eq!(server.states().await, ["unloaded", "unloaded"]);
+    assert_eq!(
+        post(server.address, "/wake_up", &json!({})).await.status,
+        200
+    );
+    assert_eq!(server.states().await, ["unloaded", "loaded"]);
+    let refused = post(server.address, "/sleep?level=3", &json!({})).await;
+    assert_eq!(
+        (refused.status, &refused.error()["param"]),
+        (400, &json!("level"))
+    );
+}
+
+#[tokio::test]
+async fn a_model_without_a_loader_stays() {
+    let server = TestServer::start().await;
+    let refused = post(server.address, "/sleep", &json!({})).await;
+    assert_eq!(refused.status, 409);
+    let asleep = get(server.address, "/is_sleeping").await.json();
+    assert_eq!(asleep, json!({"is_sleeping": false}));
+    let body = json!({"model": MODEL, "keep_alive": 0, "stream": false});
+    let reply = post(server.address, "/api/generate", &body).await;
+    assert_eq!(reply.json()["done_reason"], "load");
+}
+
+#[tokio::test]
+async fn ollama_requests_say_how_long_a_model_stays() {
+    let server = Options::of(&["a"], 1).start().await;
+    let ask = async |keep_alive: Value| {
+        let body = json!({
+            "model": "a:latest", "prompt": "x", "stream": false, "options": {"num_predict": 2},
+            "keep_alive": keep_alive,
+        });
+        let reply = post(server.address, "/api/generate", &body).await;
+        assert_eq!(reply.json()["done_reason"], "length", "{}", reply.text());
+    };
+    let expires_at = async || {
+        let running = get(server.address, "/api/ps").await.json();
+        running["models"][0]["expires_at"]
+            .as_str()
+            .map(str::to_owned)
+    };
+    ask(json!(-1)).await;
+    assert_eq!(expires_at().await.as_deref(), Some("9999-12-31T23:59:59Z"));
+    ask(json!("24h")).await;
+    let later = expires_at().await.expect("it is loaded");
+    assert!(later.starts_with("20"), "{later}");
+    ask(json!(0)).await;
+    server.reaches(&["unloaded"]).await;
+    ask(json!("24h")).await;
+    let body = json!({"model": "a", "keep_alive": 0});
+    let unloaded = post(server.address, "/api/generate", &body).await.json();
+    assert_eq!(unloaded["done_reason"], "unload");
+    assert_eq!(unloaded["done"], true);
+    server.reaches(&["unloaded"]).await;
+    // A model that is not loaded is not loaded to be unloaded.
+    let body = json!({"model": "a", "messages": [], "keep_alive": "0s"});
+    let unloaded = post(server.address, "/api/chat", &body).await.json();
+    assert_eq!(unloaded["done_reason"], "unload");
+    assert_eq!(server.loads(), [0, 0]);
+    let body = json!({"model": "a", "prompt": "x", "keep_alive": "5"});
+    assert_eq!(
+        post(server.address, "/api/generate", &body).await.status,
+        400
+    );
+}
+
+#[tokio::test]
+async fn an_idle_model_is_unloaded() {
+    let mut options = Options::of(&["a"], 1);
+    options.keep_alive = KeepAlive::For(Duration::from_millis(1));
+    let server = options.start().await;
+    server.asks_and_is_right(0).await;
+    server.reaches(&["unloaded"]).await;
+    server.asks_and_is_right(0).await;
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_be_loaded_fails_only_its_own_requests() {
+    let server = Options::of(&["a", "b"], 2).start().await;
+    let faults = &server.loader.faults;
+    faults
+        .lock()
+        .expect("no panic")
+        .insert(0, "its file has gone".to_owned());
+    for _ in 0..2 {
+        let refused = server.complete("a").await;
+        assert_eq!(refused.status, 503);
+        let error = refused.error();
+        assert_eq!(error["code"], "model_unavailable");
+        let message = error["message"].as_str().expect("a message");
+        assert!(message.contains("its file has gone"), "{message}");
+    }
+    assert_eq!(
+        server.loads(),
+        [0],
+        "the second request is refused without a load"
+    );
+    server.asks_and_is_right(1).await;
+    assert_eq!(server.states().await, ["failed", "loaded"]);
+}
+
+#[tokio::test]
+async fn a_model_that_never_fits_is_refused_with_the_figures() {
+    let server = Options::of(&["a"], 0).start().await;
+    let refused = server.complete("a").await;
+    assert_eq!(
+        (refused.status, &refused.error()["code"]),
+        (503, &json!("model_unavailable"))
+    );
+    assert!(
+        refused.text().contains("--model-memory"),
+        "{}",
+        refused.text()
+    );
+    assert_eq!(server.loads(), [] as [usize; 0]);
+}
+
+#[tokio::test]
+async fn names_choose_the_model_and_unknown_ones_load_none() {
+    let server = Options::of(&["a", "b"], 2).start().await;
+    let unknown = server.complete("c").await;
+    assert_eq!(
+        (unknown.status, &unknown.error()["code"]),
+        (404, &json!("model_not_found"))
+    );
+    assert!(unknown.text().contains("`a`, `b`"), "{}", unknown.text());
+    assert_eq!(server.loads(), [] as [usize; 0]);
+    assert_eq!(server.complete("b:short").await.status, 200);
+    assert_eq!(server.loads(), [1]);
+    let absent = json!({"prompt": "x", "max_tokens": 1});
+    let first = post(server.address, "/v1/completions", &absent)
+        .await
+        .json();
+    assert_eq!(first["model"], "a");
+    let props = get(server.address, "/props?model=b").await.json();
+    assert_eq!(props["model_alias"], "b");
+}
+
+#[tokio::test]
+async fn a_key_loads_only_its_models() {
+    let mut options = Options::of(&["a", "b"], 2);
+    let mut key = ApiKey::unlimited("one", "secret");
+    key.models = Some(vec!["a".to_owned()]);
+    options.server.api_keys = vec![key];
+    let server = options.start().await;
+    let ask = async |model: &str| {
+        let body = ModelServer::body(model).to_string();
+        let headers = [("authorization", "Bearer secret")];
+        let head = head("POST", "/v1/completions", &headers, Some(body.len()));
+        send(server.address, &head, body.as_bytes()).await.status
+    };
+    assert_eq!(ask("b").await, 404);
+    assert_eq!(server.loads(), [] as [usize; 0]);
+    assert_eq!(ask("a").await, 200);
+    let list = head(
+        "GET",
+        "/v1/models",
+        &[("authorization", "Bearer secret")],
+        None,
+    );
+    let list = send(server.address, &list, b"").await.json();
+    assert_eq!(list["data"].as_array().map(Vec::len), Some(1));
+}
+
+#[tokio::test]
+async fn a_drain_ends_the_wait_for_a_model() {
+    let server = Options::of(&["a", "b"], 1).start().await;
+    let gate = &server.loader.mocks[0].gate;
+    gate.close();
+    let mut first = open_post(server.address, "/v1/completions", &ModelServer::body("a")).await;
+    server.reaches(&["loaded", "unloaded"]).await;
+    let mut second = open_post(server.address, "/v1/completions", &ModelServer::body("b")).await;
+    server.reaches(&["loaded", "loading"]).await;
+    server.shutdown.try_send(()).expect("it runs");
+    let refused = read_reply(&mut second).await;
+    assert_eq!(refused.error()["code"], "draining");
+    gate.open();
+    assert_eq!(read_reply(&mut first).await.status, 200);
+}
+
+/// In whichever order the server takes the three requests, none of them is lost.
+#[tokio::test]
+async fn a_request_that_meets_a_model_on_its_way_to_sleep_is_answered() {
+    let server = Options::of(&["a"], 1).start().await;
+    let gate = &server.loader.mocks[0].gate;
+    gate.close();
+    let body = ModelServer::body("a");
+    let mut first = open_post(server.address, "/v1/completions", &body).await;
+    server.reaches(&["loaded"]).await;
+    let mut sleep = open_post(server.address, "/sleep", &json!({})).await;
+    let mut second = open_post(server.address, "/v1/completions", &body).await;
+    gate.open();
+    for request in [&mut first, &mut sleep, &mut second] {
+        assert_eq!(read_reply(request).await.status, 200);
+    }
+}
