@@ -129,7 +129,7 @@ fn check_options(args: &ServeArgs) -> Result<(), Error> {
         (model.revision.is_some(), "--revision"),
         (model.chat_template.is_some(), "--chat-template"),
         (!engine.cache.pin_prefix.is_empty(), "--pin-prefix"),
-        (engine.cache.disk.kv_disk.is_some(), "--kv-disk"),
+        (!engine.cache.disk.kv_disk.is_empty(), "--kv-disk"),
         (
             engine.speculation.speculate == SpeculateArg::Draft,
             "--speculate draft",
