@@ -5,8 +5,8 @@ use corella_core::session::{
     ToPrefill, Tokens,
 };
 use corella_core::{
-    FinishReason, Incarnation, NodeId, Request, RequestId, RequestOutput, Sample, SamplingParams,
-    SessionId, StoppingCriteria,
+    CacheUse, FinishReason, Incarnation, NodeId, Request, RequestId, RequestOutput, Sample,
+    SamplingParams, SessionId, StoppingCriteria,
 };
 
 pub const PREFILL: NodeId = NodeId(1);
