@@ -20,6 +20,7 @@ use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use serde_json::{Map, Value};
 
 pub use allowed_peers::{AllowedPeers, Network};
+pub(crate) use answer::Answers;
 pub use kept_prompts::{KeepConfig, KeptPrompts};
 pub use params::{NearSource, ParamError, SOCKET_PREFIX, Site};
 pub(crate) use prefix_fetcher::Prefix;

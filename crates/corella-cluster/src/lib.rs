@@ -15,6 +15,7 @@
 //! * `exporter`: carries out the export tasks of the core with the sender.
 //! * `blocks`: cached blocks that one node loads from another.
 //! * `kv_connector`: prompts that a proxy has one node compute for another.
+//! * `kv_store`: blocks in a store of another program.
 //! * `session`: requests that two nodes serve together.
 //! * `node`: a node and its role.
 
@@ -23,6 +24,7 @@ mod clock;
 mod driver;
 mod exporter;
 pub mod kv_connector;
+pub mod kv_store;
 pub mod node;
 mod peer_log;
 mod registry;

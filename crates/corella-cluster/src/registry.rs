@@ -28,6 +28,7 @@ use folder::{Folder, FolderTiming};
 use kubernetes::Kubernetes;
 use source::{Exchange, Source};
 
+pub(crate) use http::HttpClient;
 pub use node_record::{NodeRecord, Role};
 pub use peers::{NodeList, PeerBook, Peers};
 pub(crate) use url::host_and_port;

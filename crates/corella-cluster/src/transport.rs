@@ -13,7 +13,7 @@ mod bandwidth_meter;
 mod block_client;
 mod block_message;
 mod block_server;
-mod checksum;
+pub(crate) mod checksum;
 mod chunk;
 mod connection_queue;
 mod frame;

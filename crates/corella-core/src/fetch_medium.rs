@@ -7,6 +7,8 @@ pub enum FetchMedium {
     Disk,
     /// The memory of another node
     Peer,
+    /// A store of another program
+    Store,
 }
 
 /// The number of tokens that fetches have brought, by medium.
@@ -14,17 +16,19 @@ pub enum FetchMedium {
 pub struct FetchedTokens {
     pub num_from_disk: u32,
     pub num_from_peers: u32,
+    pub num_from_store: u32,
 }
 
 impl FetchedTokens {
     pub fn total(self) -> u32 {
-        self.num_from_disk + self.num_from_peers
+        self.num_from_disk + self.num_from_peers + self.num_from_store
     }
 
     pub(crate) fn add(&mut self, medium: FetchMedium, num_tokens: u32) {
         match medium {
             FetchMedium::Disk => self.num_from_disk += num_tokens,
             FetchMedium::Peer => self.num_from_peers += num_tokens,
+            FetchMedium::Store => self.num_from_store += num_tokens,
         }
     }
 }

@@ -331,6 +331,15 @@ impl Engine {
         facts
     }
 
+    /// Subscribes to the paths of blocks that are worth a copy outside of this process: a request used them again, or
+    /// they are next to be evicted. Each path has a namespace and tokens. A new reader ends the previous subscription.
+    /// A disk takes these paths itself, so an engine with a disk has none left for a reader.
+    pub fn subscribe_copy_offers(&self) -> FeedReader<(Namespace, Vec<TokenId>)> {
+        let (subscriber, offers) = subscription(1, self.commands.doorbell());
+        self.commands.send(Command::SubscribeCopyOffers(subscriber));
+        offers
+    }
+
     /// Checks a submission and counts its choices as live. Returns the request of the first choice.
     fn take_in(&self, submission: Submission, entry: Entry) -> Result<Request, SubmitError> {
         let num_choices = submission.num_choices;

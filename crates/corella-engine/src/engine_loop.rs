@@ -435,6 +435,10 @@ impl EngineLoop {
                 self.block_feed
                     .subscribe(subscriber, &mut self.scheduler, now_us);
             }
+            Command::SubscribeCopyOffers(subscriber) => {
+                self.scheduler.offer_copies();
+                self.block_feed.subscribe_offers(subscriber);
+            }
             Command::SubscribeKvEvents { salt, subscriber } => {
                 self.scheduler.watch_kv(salt);
                 self.kv_events.subscribe(subscriber);

@@ -123,6 +123,8 @@ pub struct LlmOptions {
     pub kv_spill: KvSpill,
     /// Default: none.
     pub kv_disk: Option<KvDiskOptions>,
+    /// Whether another program keeps KV pages.
+    pub has_kv_store: bool,
     /// Whether other nodes may load KV pages from this node, or send KV pages to it.
     pub exchanges_kv: bool,
     /// Limits the tokens of a prompt and its output together. Default: the most that the model and
@@ -179,6 +181,7 @@ impl Default for LlmOptions {
             max_logprobs: 20,
             kv_spill: KvSpill::Bytes(0),
             kv_disk: None,
+            has_kv_store: false,
             exchanges_kv: false,
             max_model_len: None,
             pinned_prefixes: Vec::new(),

@@ -14,9 +14,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use corella_cluster::kv_store::{KvStore, KvStoreConfig, StoreReader};
 use corella_cluster::node::NodePort;
 use corella_core::SchedulerConfig;
-use corella_engine::Tracer;
+use corella_engine::{Generate, Tracer};
 use corella_server::batch::{Batches, FilesConfig};
 use corella_server::{
     AdapterLoader, Backend, DrainReport, KvEvents, KvEventsConfig, ModelId, ModelMemory, ModelSet,
@@ -24,6 +25,7 @@ use corella_server::{
 };
 use tokio::runtime::Runtime;
 
+use crate::arguments::args::KvStoreAddress;
 use crate::arguments::config::Serve;
 use crate::arguments::log_format::announce;
 use crate::client::otlp::OtlpExporter;
@@ -109,6 +111,10 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
     if let Some(line) = cluster.summary() {
         say(&line);
     }
+    let kv_store = match config.kv_store {
+        Some(address) => Some(start_kv_store(address, &llm).await?),
+        None => None,
+    };
     let kv_events = match &config.kv_events {
         Some(config) => Some(start_kv_events(config, &llm, &say).await?),
         None => None,
@@ -127,7 +133,7 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
     let batches = config.files.map(open_batches).transpose()?;
     let name = serve_config.served_model_names.first();
     let parts = ServerParts::new(server_config, batches, name.map(String::as_str));
-    let mut backend = backend(&llm, &cluster, outputs);
+    let mut backend = backend(&llm, &cluster, outputs, kv_store);
     let collectors = &mut backend.collectors;
     collectors.extend(kv_events.as_ref().map(KvEvents::collector));
     collectors.extend(exporter.clone().map(|exporter| Box::new(exporter) as _));
@@ -235,20 +241,38 @@ async fn start_kv_events(
     Ok(started)
 }
 
+async fn start_kv_store(address: KvStoreAddress, llm: &Llm) -> Result<Arc<KvStore>, Error> {
+    let identity = llm.identity.digest(llm.hardware.arithmetic());
+    let config = KvStoreConfig::new(address.port, address.status_port, identity);
+    let started = KvStore::start(&llm.engine, config).await;
+    started.map_err(|error| Error::Config(format!("--kv-store: {error}")))
+}
+
 fn open_batches(files: FilesConfig) -> Result<Arc<Batches>, Error> {
     let dir = files.dir.display().to_string();
     Batches::open(files).map_err(|error| Error::Io(format!("opening --files-dir {dir}"), error))
 }
 
-fn backend(llm: &Llm, cluster: &Cluster, outputs: OutputMetrics) -> Backend {
+fn backend(
+    llm: &Llm,
+    cluster: &Cluster,
+    outputs: OutputMetrics,
+    kv_store: Option<Arc<KvStore>>,
+) -> Backend {
     let loader = || Arc::new(FolderLoader::new(llm)) as Arc<dyn AdapterLoader>;
+    let mut collectors = vec![cluster.0.collector()];
+    collectors.extend(kv_store.as_ref().map(KvStore::collector));
+    let local: Arc<dyn Generate> = Arc::new(cluster.0.clone());
     Backend {
-        generator: Arc::new(cluster.0.clone()),
+        generator: match kv_store {
+            Some(store) => Arc::new(StoreReader::new(store, local)),
+            None => local,
+        },
         kv_transfer: cluster.kv_transfer(),
         roles: Some(Arc::new(cluster.clone())),
         adapters: llm.engine.adapters().map(|_| loader()),
         outputs,
-        collectors: vec![cluster.0.collector()],
+        collectors,
     }
 }
 

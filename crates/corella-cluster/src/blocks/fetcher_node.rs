@@ -9,7 +9,7 @@ use corella_core::session::{
     LoadKey, NodeIncarnation, RowPart, ToFetcher, ToSource, WantedBlocks,
 };
 use corella_core::{
-    BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, Incarnation,
+    BlockList, FetchEnd, FetchGrant, FetchId, FetchMedium, FetchRefusal, FetchRequest, Incarnation,
 };
 use corella_engine::{BlockExchange, Engine, rare_line};
 use corella_model::KvGeometry;
@@ -348,7 +348,10 @@ impl FetcherNode {
         let soft = self.clock().until(request.soft_us);
         let hard = self.clock().until(request.hard_us);
         let (namespace, tokens) = (request.namespace, request.tokens);
-        let begun = self.exchange.begin_fetch(namespace, tokens, soft, hard);
+        let medium = FetchMedium::Peer;
+        let begun = self
+            .exchange
+            .begin_fetch(medium, namespace, tokens, soft, hard);
         // A stopped engine has no cache.
         let answer = begun.await.unwrap_or(Err(FetchRefusal::NoPrefixCache));
         let mut state = self.lock();

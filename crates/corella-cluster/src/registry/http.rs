@@ -20,7 +20,7 @@ const MAX_SHOWN_CHARS: usize = 200;
 
 /// One server, by `HOST:PORT`.
 #[derive(Clone, Debug)]
-pub(super) struct HttpClient {
+pub(crate) struct HttpClient {
     address: String,
     bearer_token: Option<String>,
 }
@@ -135,7 +135,7 @@ impl HttpClient {
 }
 
 /// An answer of JSON lines that lasts until the server ends it.
-pub(super) struct JsonLines {
+pub(crate) struct JsonLines {
     url: String,
     body: Incoming,
     unread: Vec<u8>,

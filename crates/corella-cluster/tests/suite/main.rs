@@ -1,5 +1,6 @@
-//! Nodes that serve together, with real sockets: pairs, registries, transports.
+//! Nodes that serve together, with real sockets: pairs, registries, transports; and a store of another program.
 
+mod kv_store;
 mod pair;
 mod proxy;
 mod registry;

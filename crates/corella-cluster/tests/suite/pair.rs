@@ -11,7 +11,7 @@ mod fetch_fault;
 mod fetch_hostile;
 mod fetch_node;
 mod fetch_part;
-mod fixture;
+pub mod fixture;
 mod formats;
 mod frame_proxy;
 mod hybrid;

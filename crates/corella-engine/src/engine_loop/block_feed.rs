@@ -1,8 +1,8 @@
-//! The loop's reports of holds and fetches that others have to end.
+//! The loop's reports of holds and fetches that others have to end, and of blocks that others may copy.
 
 use std::iter;
 
-use corella_core::{FetchId, HoldId, Scheduler};
+use corella_core::{FetchId, HoldId, Namespace, Scheduler, TokenId};
 
 use crate::kv_disk::KvDisk;
 use crate::request::block_fact::BlockFact;
@@ -14,6 +14,8 @@ pub(crate) struct BlockFeed {
     facts: Feed<BlockFact>,
     /// Holds whose end was reported to the subscriber, and which the subscriber has not released yet.
     ended: Vec<HoldId>,
+    /// The namespaces and the tokens of paths that are worth a copy.
+    offers: Feed<(Namespace, Vec<TokenId>)>,
 }
 
 impl BlockFeed {
@@ -35,6 +37,11 @@ impl BlockFeed {
         self.facts.subscribe(subscriber);
     }
 
+    /// Replaces the earlier subscriber to paths that are worth a copy, if any.
+    pub fn subscribe_offers(&mut self, subscriber: Subscriber<(Namespace, Vec<TokenId>)>) {
+        self.offers.subscribe(subscriber);
+    }
+
     /// Passes pending facts to the subscriber until the channel is full.
     ///
     /// Without a subscriber, pages are released when their hold ends. Later reads are void:
@@ -46,6 +53,7 @@ impl BlockFeed {
     ///
     /// The disk ends its own holds and fetches.
     pub fn forward(&mut self, scheduler: &mut Scheduler, disk: Option<&KvDisk>, now_us: u64) {
+        self.offers.forward(|| scheduler.poll_copy_offer());
         let ended = &mut self.ended;
         self.facts.forward(|| {
             if let Some(id) = next_ended_hold(scheduler, disk) {

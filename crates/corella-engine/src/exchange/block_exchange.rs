@@ -125,13 +125,14 @@ impl BlockExchange {
     /// fetch is cancelled `hard` from now.
     pub async fn begin_fetch(
         &self,
+        medium: FetchMedium,
         namespace: Namespace,
         tokens: Vec<TokenId>,
         soft: Duration,
         hard: Duration,
     ) -> Option<Result<FetchGrant, FetchRefusal>> {
         let request = FetchRequest {
-            medium: FetchMedium::Peer,
+            medium,
             namespace,
             tokens,
             soft_us: self.at_us(soft),
@@ -171,6 +172,12 @@ impl BlockExchange {
         self.tell(move |scheduler, _| {
             scheduler.handle_fetch_ended(id, end);
         });
+    }
+
+    /// Reports that a path of the [copy offers](crate::Engine::subscribe_copy_offers) could not be copied, so that it is
+    /// offered again.
+    pub fn retract_copy_offer(&self, namespace: Namespace, tokens: Vec<TokenId>) {
+        self.tell(move |scheduler, _| scheduler.retract_copy_offer(&namespace, &tokens));
     }
 
     /// Asks a question without side effects. Nothing has to be undone if the caller drops the future.

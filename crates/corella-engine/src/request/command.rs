@@ -3,7 +3,9 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use corella_core::{BlockList, HoldId, KvEvent, KvFact, Request, Reservation, Scheduler};
+use corella_core::{
+    BlockList, HoldId, KvEvent, KvFact, Namespace, Request, Reservation, Scheduler, TokenId,
+};
 use crossbeam_channel::Sender;
 
 use crate::request::block_fact::BlockFact;
@@ -45,6 +47,7 @@ pub(crate) enum Command {
         reply: Reply<()>,
     },
     SubscribeBlockFacts(Subscriber<BlockFact>),
+    SubscribeCopyOffers(Subscriber<(Namespace, Vec<TokenId>)>),
     SubscribeKvEvents {
         salt: u64,
         subscriber: Subscriber<KvEvent>,

@@ -10,6 +10,8 @@ pub struct CachedTokens {
     pub memory: u64,
     pub disk: u64,
     pub peer: u64,
+    /// A store of another program.
+    pub store: u64,
 }
 
 impl CachedTokens {
@@ -23,17 +25,19 @@ impl CachedTokens {
                 .into(),
             disk: fetched.num_from_disk.into(),
             peer: fetched.num_from_peers.into(),
+            store: fetched.num_from_store.into(),
         }
     }
 
     pub fn are_in_memory(&self) -> bool {
-        self.disk + self.peer == 0
+        self.disk + self.peer + self.store == 0
     }
 
     pub fn add(&mut self, other: Self) {
         self.memory += other.memory;
         self.disk += other.disk;
         self.peer += other.peer;
+        self.store += other.store;
     }
 }
 
@@ -102,13 +106,15 @@ mod tests {
             fetched_tokens: FetchedTokens {
                 num_from_disk: 32,
                 num_from_peers: 16,
+                num_from_store: 8,
             },
             num_retained_tokens: 0,
         };
         let by_medium = CachedTokens {
-            memory: 52,
+            memory: 44,
             disk: 32,
             peer: 16,
+            store: 8,
         };
         assert_eq!(CachedTokens::new(cache_use), by_medium);
         assert!(!by_medium.are_in_memory());

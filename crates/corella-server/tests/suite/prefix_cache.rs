@@ -66,7 +66,7 @@ async fn a_repeated_prompt_lacks_only_its_last_token_and_a_changed_word_is_shown
 
     let again = explain(&server, &completion(PROMPT)).await;
     assert_cause(&again, "partial_page", 39);
-    let by_medium = json!({"memory": 39, "disk": 0, "peer": 0});
+    let by_medium = json!({"memory": 39, "disk": 0, "peer": 0, "store": 0});
     assert_eq!(again["cached_tokens_by_medium"], by_medium);
 
     let changed = PROMPT.replace("Monday", "Tuesday");

@@ -17,6 +17,7 @@ mod format_choice;
 mod hub;
 mod inspect;
 mod kv_disk;
+mod kv_store;
 mod llm;
 mod manual;
 mod mock_time;
@@ -53,6 +54,7 @@ pub use format_choice::FormatChoice;
 pub use hub::{PullArgs, RmArgs};
 pub use inspect::InspectArgs;
 pub use kv_disk::KvDiskArgs;
+pub use kv_store::{KvStoreAddress, KvStoreArgs};
 pub use llm::LlmArgs;
 pub use manual::{CompletionsArgs, ManArgs};
 pub use mock_time::MockTimeArgs;
@@ -129,6 +131,8 @@ pub struct ServeArgs {
     pub files: FilesArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
+    #[command(flatten)]
+    pub kv_store: KvStoreArgs,
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }

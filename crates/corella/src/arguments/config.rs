@@ -13,8 +13,9 @@ use corella_server::{KvEventsConfig, ServeConfig, ServerConfig};
 
 use crate::arguments::api_key_file::KeySource;
 use crate::arguments::args::{
-    GenerateArgs, GroupLen, InspectArgs, LogFormatArg, MethodArg, QuantizeArgs, QuantizeFormatArg,
-    RequestArgs, ServeArgs, ServerArgs, check_threads, isa, kv_format, source_of, weight_format,
+    GenerateArgs, GroupLen, InspectArgs, KvStoreAddress, LogFormatArg, MethodArg, QuantizeArgs,
+    QuantizeFormatArg, RequestArgs, ServeArgs, ServerArgs, check_threads, isa, kv_format,
+    source_of, weight_format,
 };
 use crate::client::otlp::OtlpConfig;
 use crate::foreign::foreign_variable;
@@ -71,6 +72,8 @@ pub struct Serve {
     pub adapters: Vec<(String, String)>,
     /// The folder of files, if configured.
     pub files: Option<FilesConfig>,
+    /// The server of another program that keeps KV pages.
+    pub kv_store: Option<KvStoreAddress>,
     pub cluster: NodeConfig,
 }
 
@@ -93,6 +96,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         || args.cluster.registry.is_some()
         || args.cluster.cluster_listen.is_some();
     options.exchanges_kv = may_decode_for_others;
+    options.has_kv_store = args.kv_store.kv_store.is_some();
     if may_decode_for_others && args.engine.cache.kv_spill_memory.is_none() {
         options.kv_spill = KvSpill::QuarterOfCache;
     }
@@ -136,6 +140,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         request: args.request,
         adapters,
         files: args.files.config(args.engine.scheduler.max_num_seqs),
+        kv_store: args.kv_store.kv_store,
         cluster: args.cluster.node_config()?,
     })
 }

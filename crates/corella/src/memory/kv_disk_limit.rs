@@ -1,4 +1,4 @@
-//! The limits of models whose KV blocks disks keep.
+//! The limits of models whose KV blocks disks or another program keep.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,16 +7,19 @@ use corella_core::SchedulerConfig;
 
 use crate::{Error, LlmOptions};
 
-/// Refuses `--kv-disk` if there are no cached blocks that disks could keep, or if it names a folder twice. Otherwise
-/// sets how many pages they may fetch and store at once. `is_on_host` says whether the pages are in the memory of the CPU.
+/// Refuses `--kv-disk` and `--kv-store` if there are no cached blocks that they could keep, and `--kv-disk` if it names a
+/// folder twice. Otherwise sets how many pages may be fetched and stored at once. `is_on_host` says whether the pages are
+/// in the memory of the CPU.
 pub(crate) fn set_limits(
     scheduler: &mut SchedulerConfig,
     options: &LlmOptions,
     is_on_host: bool,
     is_encoder: bool,
 ) -> Result<(), Error> {
-    let Some(disk) = &options.kv_disk else {
-        return Ok(());
+    let option = match (&options.kv_disk, options.has_kv_store) {
+        (Some(_), _) => "--kv-disk",
+        (None, true) => "--kv-store",
+        (None, false) => return Ok(()),
     };
     let refused = [
         (
@@ -33,10 +36,11 @@ pub(crate) fn set_limits(
         ),
     ];
     if let Some((_, why)) = refused.into_iter().find(|(is_so, _)| *is_so) {
-        return Err(Error::Config(format!("--kv-disk: {why}")));
+        return Err(Error::Config(format!("{option}: {why}")));
     }
     let mut places = Vec::new();
-    for folder in disk.folders.iter().map(|folder| &folder.path) {
+    let folders = options.kv_disk.iter().flat_map(|disk| &disk.folders);
+    for folder in folders.map(|folder| &folder.path) {
         let place = place(folder);
         if places.contains(&place) {
             let folder = folder.display();

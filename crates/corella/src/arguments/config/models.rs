@@ -130,6 +130,7 @@ fn check_options(args: &ServeArgs) -> Result<(), Error> {
         (model.chat_template.is_some(), "--chat-template"),
         (!engine.cache.pin_prefix.is_empty(), "--pin-prefix"),
         (!engine.cache.disk.kv_disk.is_empty(), "--kv-disk"),
+        (args.kv_store.kv_store.is_some(), "--kv-store"),
         (
             engine.speculation.speculate == SpeculateArg::Draft,
             "--speculate draft",
