@@ -344,7 +344,7 @@ fn options_of_other_servers_are_answered_with_ours() {
         ),
         (&["serve", "-mmu", "x"][..], ["-mmu", "text only"]),
         (&["stop"][..], ["`stop`", "Ctrl-C"]),
-        (&["help", "ps"][..], ["`ps`", "GET /v1/models"]),
+        (&["help", "ps"][..], ["`ps`", "GET /api/ps"]),
         (
             &["run", "--url", "http://x"][..],
             ["--url", "`corella chat --url"],
