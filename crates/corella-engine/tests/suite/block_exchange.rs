@@ -4,8 +4,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use corella_core::{
-    BlockList, FetchEnd, FetchGrant, FetchRefusal, FinishReason, HeldBlocks, HoldRefusal, KvGroup,
-    Namespace, PageId, SamplingParams, SchedulerConfig, TokenId,
+    BlockList, FetchEnd, FetchGrant, FetchMedium, FetchRefusal, FinishReason, HeldBlocks,
+    HoldRefusal, KvGroup, Namespace, PageId, SamplingParams, SchedulerConfig, TokenId,
 };
 use corella_engine::{BlockExchange, BlockFact, Engine, StreamEvent};
 use corella_model::PageForm;
@@ -58,7 +58,13 @@ fn begin_fetch(
     soft: Duration,
     hard: Duration,
 ) -> Option<Result<FetchGrant, FetchRefusal>> {
-    block_on(exchange.begin_fetch(Namespace::default(), prompt(), soft, hard))
+    block_on(exchange.begin_fetch(
+        FetchMedium::Peer,
+        Namespace::default(),
+        prompt(),
+        soft,
+        hard,
+    ))
 }
 
 /// Copies pages of one engine to another.
@@ -256,7 +262,13 @@ fn a_fetch_does_not_outlive_an_asker_that_gives_up() {
     let engine = start(limits, mock);
     let exchange = engine.block_exchange();
     for _ in 0..200 {
-        let mut asked = Box::pin(exchange.begin_fetch(Namespace::default(), prompt(), LONG, LONG));
+        let mut asked = Box::pin(exchange.begin_fetch(
+            FetchMedium::Peer,
+            Namespace::default(),
+            prompt(),
+            LONG,
+            LONG,
+        ));
         let polled = asked.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         // A fast engine has answered at once, and the asker owns the fetch.
         if let Poll::Ready(Some(Ok(fetch))) = polled {
