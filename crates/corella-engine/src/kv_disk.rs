@@ -332,12 +332,13 @@ impl KvDisk {
         self.try_read(task, &[PathPage { block, group, page }], &[disk]);
     }
 
-    /// Returns false if too many reads wait.
+    /// Returns false if too many reads wait for one of the disks.
     fn try_read(&self, task: ReadTask, pages: &[PathPage], disks: &[usize]) -> bool {
-        if self.reads.is_empty() || self.reads.iter().any(Sender::is_full) {
+        let shares = task.split(pages, disks);
+        if shares.iter().any(|(disk, _)| self.reads[*disk].is_full()) {
             return false;
         }
-        for (disk, share) in task.split(pages, disks) {
+        for (disk, share) in shares {
             // Only this thread sends, so that there is room.
             let _ = self.reads[disk].try_send(share);
         }
@@ -548,10 +549,9 @@ impl KvDisk {
             time: path.time,
             epoch: path.epoch,
         };
-        let is_sent = self
-            .writes
-            .as_ref()
-            .is_some_and(|writes| writes.try_send(task).is_ok());
+        let writes = self.writes.as_ref();
+        let send = || writes.is_some_and(|writes| writes.try_send(task).is_ok());
+        let is_sent = self.tier.send_copy(send);
         match is_sent {
             true => {
                 let id = held.id;

@@ -40,7 +40,7 @@ impl KvFile {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 return Err(io::Error::other(
-                    "another process has the blocks of this model in this folder",
+                    "the blocks of this model in this folder are in use, by another process or a second time by this one",
                 ));
             }
             Err(TryLockError::Error(error)) => return Err(error),

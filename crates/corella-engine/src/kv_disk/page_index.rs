@@ -57,14 +57,30 @@ impl PageIndex {
         }
     }
 
+    /// Begins to use a disk. If it was closed, it has neither pages nor free slots.
     pub fn open_disk(&mut self, disk: usize) {
+        if !self.is_open(disk) {
+            self.clear_disk(disk);
+        }
         self.disks[disk].is_open = true;
     }
 
-    /// Forgets the pages of a disk, and ignores the disk until it is opened again.
+    /// Ignores a disk until it is opened again. Its pages are absent, and [`forget_closed`](Self::forget_closed) drops
+    /// their entries.
     pub fn close_disk(&mut self, disk: usize) {
-        self.clear_disk(disk);
+        self.disks[disk].free = Vec::new();
         self.disks[disk].is_open = false;
+    }
+
+    /// Drops the entries of a closed disk's slots in a range. Returns false if the disk is open again.
+    pub fn forget_closed(&mut self, disk: usize, slots: Range<u32>) -> bool {
+        if self.is_open(disk) {
+            return false;
+        }
+        for slot in slots {
+            self.remove(slot);
+        }
+        true
     }
 
     /// Forgets the pages of a disk. None of its slots is free afterwards.
@@ -88,12 +104,14 @@ impl PageIndex {
         self.disks.partition_point(|disk| disk.range.end <= slot)
     }
 
+    /// The number of pages, with those of a closed disk that are not forgotten yet.
     pub fn len(&self) -> usize {
         self.by_key.len()
     }
 
     pub fn slot(&self, key: PageKey) -> Option<u32> {
-        self.by_key.get(&key).copied()
+        let slot = self.by_key.get(&key).copied()?;
+        self.is_open(self.disk_of(slot)).then_some(slot)
     }
 
     /// Returns a new time for the pages of a path. It is later than all times so far, including the times in the file.
@@ -109,7 +127,7 @@ impl PageIndex {
         }
         if let Some(there) = self.by_key.get(&key).copied() {
             let there_used = self.slots[there as usize].map_or(0, |entry| entry.used);
-            if there_used >= used {
+            if there_used >= used && self.is_open(self.disk_of(there)) {
                 return;
             }
             self.remove(there);
@@ -163,18 +181,23 @@ impl PageIndex {
             product(a, b).cmp(&product(b, a))
         };
         let disks = self.disks.iter_mut().rev();
-        // Of equal ones, the first disk counts.
+        // The first of equal disks counts.
         let emptiest = disks
             .filter(|disk| !disk.free.is_empty())
             .max_by(free_share);
         if let Some(slot) = emptiest.and_then(|disk| disk.free.pop()) {
             return Some(slot);
         }
-        let &(used, _, slot) = self.by_use.first()?;
-        (used < time).then(|| {
+        loop {
+            let &(used, _, slot) = self.by_use.first()?;
+            if used >= time {
+                return None;
+            }
             self.remove(slot);
-            slot
-        })
+            if self.is_open(self.disk_of(slot)) {
+                return Some(slot);
+            }
+        }
     }
 
     pub fn give_back(&mut self, slot: u32) {
@@ -342,7 +365,8 @@ mod tests {
         }
         index.free_slots(2..4);
         index.close_disk(0);
-        assert_eq!((index.len(), index.num_open()), (1, 1));
+        let slots = [20, 21, 30].map(|page| index.slot(key(page)));
+        assert_eq!((slots, index.num_open()), ([None, None, Some(2)], 1));
         // A write to the disk ends late, whether it succeeds or fails.
         index.insert(0, key(22), 0, 8);
         index.give_back(1);
@@ -367,5 +391,27 @@ mod tests {
             [9; 3].map(|time| index.take_slot(time)),
             [Some(0), Some(3), Some(1)]
         );
+    }
+    /// The entries of a large disk are dropped in parts.
+    #[test]
+    fn pages_of_a_closed_disk_are_absent_before_their_entries_are_dropped() {
+        let mut index = open_index(&[3, 2]);
+        for (slot, page) in [(0, 20), (1, 21), (2, 22)] {
+            index.insert(slot, key(page), 0, 5);
+        }
+        index.close_disk(0);
+        // A page of a path in use is stored again, on the other disk.
+        index.touch(key(20), 9);
+        index.insert(3, key(20), 0, 9);
+        let slots = |index: &PageIndex| [20, 21, 22].map(|page| index.slot(key(page)));
+        assert_eq!(slots(&index), [Some(3), None, None]);
+        assert!(index.forget_closed(0, 0..2));
+        assert_eq!((slots(&index), index.len()), ([Some(3), None, None], 2));
+        index.open_disk(0);
+        assert!(!index.forget_closed(0, 2..3), "the disk is in use");
+        assert_eq!(index.len(), 1);
+        index.insert(2, key(22), 0, 5);
+        assert!(!index.forget_closed(0, 2..3));
+        assert_eq!(slots(&index), [Some(3), None, Some(2)]);
     }
 }

@@ -50,6 +50,9 @@ pub(super) struct DiskError {
     pub error: io::Error,
 }
 
+/// The number of slots whose pages are forgotten at once when a disk is closed. The engine's loop waits for that.
+const CLOSE_STEP: u32 = 4096;
+
 /// The outcome of storing pages.
 #[derive(Debug, Default)]
 pub(super) struct Stored {
@@ -110,6 +113,10 @@ impl<F: FileLayer> PageStore<F> {
         self.num_open.load(Ordering::Relaxed)
     }
 
+    pub fn is_open(&self, disk: usize) -> bool {
+        self.index().is_open(disk)
+    }
+
     /// The disks in use.
     pub fn open_disks(&self) -> Vec<usize> {
         let index = self.index();
@@ -150,8 +157,19 @@ impl<F: FileLayer> PageStore<F> {
     /// Forgets the pages of a disk, which stay in its file, and uses the disk no longer.
     pub fn close_disk(&self, disk: usize) {
         let mut index = self.index();
+        if !index.is_open(disk) {
+            return;
+        }
         index.close_disk(disk);
         self.num_open.store(index.num_open(), Ordering::Relaxed);
+        drop(index);
+        let slots = self.files[disk].slots();
+        for first in slots.clone().step_by(CLOSE_STEP as usize) {
+            let end = slots.end.min(first.saturating_add(CLOSE_STEP));
+            if !self.index().forget_closed(disk, first..end) {
+                return;
+            }
+        }
     }
 
     /// Closes a disk that has failed.
@@ -491,9 +509,9 @@ impl<F: FileLayer> PageStore<F> {
         failed.collect()
     }
 
-    /// Rewrites the label of a file, to see whether the disk takes writes.
+    /// Rewrites the label of a file, to see whether the disk takes writes. A disk that hangs then delays no erasure of
+    /// the others: labels need no lock, because a file's label never changes.
     pub fn try_to_write(&self, disk: usize) -> io::Result<()> {
-        let _writing = self.lock_writing();
         self.files[disk].write_label()
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::mem;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -55,8 +56,11 @@ pub(crate) struct Tier {
     layout: u128,
     groups: Vec<KvGroup>,
     pages: Arc<dyn KvPages>,
-    /// Set while a disk is opened and scanned.
+    /// Set while disks are opened and scanned.
     is_scanning: AtomicBool,
+    /// Locked while a copy is sent to the writer, and while the writer begins to try disks, so that no copy waits for a
+    /// disk that is tried.
+    sending: Mutex<()>,
     /// Set when a thread of the tier has panicked.
     is_dead: AtomicBool,
     /// Locked while pages are erased, and while a disk is switched on, so that no erasure is missed.
@@ -71,11 +75,18 @@ pub(crate) struct Tier {
 
 struct Disk {
     folder: KvDiskFolder,
-    /// Set after an error.
-    is_off: AtomicBool,
+    /// Set after an error. Locked while the disk is switched on or off, so that a closed disk does not stay off
+    /// unnoticed.
+    is_off: Mutex<bool>,
     /// Set when pages had to be erased while the file could not be changed. All its pages are erased before the file
     /// is used again.
     must_erase: AtomicBool,
+}
+
+impl Disk {
+    fn is_off(&self) -> MutexGuard<'_, bool> {
+        self.is_off.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Default)]
@@ -164,7 +175,7 @@ impl Tier {
         let state_parts = state_parts(&pages, shape);
         let disks = folders.iter().map(|folder| Disk {
             folder: folder.clone(),
-            is_off: AtomicBool::new(false),
+            is_off: Mutex::new(false),
             must_erase: AtomicBool::new(false),
         });
         Self {
@@ -183,6 +194,7 @@ impl Tier {
             groups,
             pages,
             is_scanning: AtomicBool::new(true),
+            sending: Mutex::default(),
             is_dead: AtomicBool::new(false),
             erasing: Mutex::default(),
             is_stopping: AtomicBool::new(false),
@@ -192,13 +204,17 @@ impl Tier {
         }
     }
 
-    /// Opens the files, and finds the blocks in them.
+    /// Opens the files, and then finds the blocks in them, so that no file waits for the scan of another disk.
     pub(super) fn open(&self) {
-        for disk in 0..self.disks.len() {
-            let opened = self.try_open(disk).and_then(|()| self.scan(disk));
-            if let Err(error) = opened {
-                self.switch_off("opening its file", DiskError { disk, error });
-            }
+        let mut disks: Vec<usize> = (0..self.disks.len()).collect();
+        for step in [Self::try_open, Self::scan] {
+            disks.retain(|&disk| match step(self, disk) {
+                Ok(()) => true,
+                Err(error) => {
+                    self.switch_off("opening its file", DiskError { disk, error });
+                    false
+                }
+            });
         }
         self.is_scanning.store(false, Ordering::Release);
         self.ring();
@@ -213,29 +229,54 @@ impl Tier {
         self.opened.wait();
     }
 
-    /// Tries the disks that are off again. Returns whether one of them works.
+    /// Tries the disks that are off again, once the files [were opened](Self::open). Returns whether one of them works.
     pub(super) fn try_again(&self) -> bool {
-        let is_off = |&disk: &usize| {
-            self.disks[disk].is_off.load(Ordering::Relaxed) && !self.is_dead.load(Ordering::Relaxed)
-        };
+        self.begin_to_try();
+        let is_off =
+            |&disk: &usize| *self.disks[disk].is_off() && !self.is_dead.load(Ordering::Relaxed);
         let off = (0..self.disks.len()).filter(is_off);
-        off.filter(|&disk| self.try_disk(disk)).count() > 0
+        let num_on = off.filter(|&disk| self.try_disk(disk)).count();
+        self.is_scanning.store(false, Ordering::Release);
+        // A subscriber to KV events may have come meanwhile.
+        self.ring();
+        num_on > 0
+    }
+
+    /// Stops copies to the writer until the disks that are off [have been tried](Self::try_again). Returns false if
+    /// none is off.
+    pub(super) fn begin_to_try(&self) -> bool {
+        let has_off = self.disks.iter().any(|disk| *disk.is_off());
+        if !has_off || self.is_dead.load(Ordering::Relaxed) {
+            return false;
+        }
+        let _sending = self.lock_sending();
+        self.is_scanning.store(true, Ordering::Release);
+        true
+    }
+
+    /// Sends a copy to the writer by `send`, unless the writer tries disks.
+    pub(super) fn send_copy(&self, send: impl FnOnce() -> bool) -> bool {
+        let _sending = self.lock_sending();
+        self.store_to_write().is_some() && send()
+    }
+
+    fn lock_sending(&self) -> MutexGuard<'_, ()> {
+        self.sending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn try_disk(&self, disk: usize) -> bool {
-        let tried = self.try_open(disk).and_then(|()| {
-            self.is_scanning.store(true, Ordering::Release);
-            let scanned = self.scan(disk);
-            self.is_scanning.store(false, Ordering::Release);
-            scanned
-        });
+        let tried = self.try_open(disk).and_then(|()| self.scan(disk));
+        let mut is_off = self.disks[disk].is_off();
         if let Err(error) = tried {
+            *is_off = true;
             self.store.close_disk(disk);
             tracing::debug!(%error, "--kv-disk stays off");
             return false;
         }
-        self.disks[disk].is_off.store(false, Ordering::Relaxed);
-        self.ring();
+        // A read may have failed during the scan.
+        if *is_off || !self.store.is_open(disk) {
+            return false;
+        }
         let folder = self.disks[disk].folder.path.display();
         tracing::info!(%folder, "the disk works again: --kv-disk is on");
         true
@@ -290,6 +331,9 @@ impl Tier {
             }
             must_erase.store(false, Ordering::SeqCst);
         }
+        // Reads use the disk from here on, and may switch it off during the scan.
+        let mut is_off = self.disks[disk].is_off();
+        *is_off = false;
         self.store.open_disk(disk);
         Ok(())
     }
@@ -308,7 +352,7 @@ impl Tier {
         is_on.then_some(&self.store)
     }
 
-    /// `None` also while a file is scanned.
+    /// `None` also while disks are opened and scanned.
     pub(super) fn store_to_write(&self) -> Option<&Store> {
         let store = self.store();
         store.filter(|_| !self.is_scanning.load(Ordering::Acquire))
@@ -336,8 +380,11 @@ impl Tier {
     pub(super) fn switch_off(&self, what: &str, failed: DiskError) {
         let DiskError { disk, error } = failed;
         self.counts.num_errors.fetch_add(1, Ordering::Relaxed);
-        let was_off = self.disks[disk].is_off.swap(true, Ordering::Relaxed);
+        let mut is_off = self.disks[disk].is_off();
+        let was_off = mem::replace(&mut *is_off, true);
+        // The disk may have come back since the store closed it.
         self.store.close_disk(disk);
+        drop(is_off);
         if was_off {
             return;
         }

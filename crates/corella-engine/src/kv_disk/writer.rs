@@ -45,40 +45,95 @@ pub(super) fn start(
         tier.open();
         // Blocks may have been offered during the scan.
         report.doorbell().ring();
-        let mut rows = Vec::new();
-        let mut retry_after = RETRY_AFTER;
-        let mut retry_at = Instant::now() + retry_after;
+        Writer::new(tier, pages, tasks, report).run();
+    })
+}
+
+pub(super) struct Writer {
+    tier: Arc<Tier>,
+    pages: Arc<dyn KvPages>,
+    tasks: Receiver<WriteTask>,
+    report: LoopSender<Report>,
+    /// The rows of the last task.
+    rows: Vec<u8>,
+    retry_after: Duration,
+}
+
+/// The loop has ended.
+#[derive(Debug)]
+pub(super) struct LoopEnded;
+
+impl Writer {
+    pub fn new(
+        tier: Arc<Tier>,
+        pages: Arc<dyn KvPages>,
+        tasks: Receiver<WriteTask>,
+        report: LoopSender<Report>,
+    ) -> Self {
+        Self {
+            tier,
+            pages,
+            tasks,
+            report,
+            rows: Vec::new(),
+            retry_after: RETRY_AFTER,
+        }
+    }
+
+    /// Stores blocks until the loop ends.
+    fn run(mut self) {
+        let mut retry_at = Instant::now() + self.retry_after;
         loop {
-            let task = match tasks.recv_deadline(retry_at) {
-                Ok(task) => task,
+            let served = match self.tasks.recv_deadline(retry_at) {
+                Ok(task) => self.serve(&task),
                 Err(RecvTimeoutError::Timeout) => {
-                    if tier.try_again() {
-                        // A disk that fails again and again is tried less often.
-                        retry_after = LONGEST_RETRY.min(2 * retry_after);
-                        report.doorbell().ring();
-                    }
-                    retry_at = Instant::now() + retry_after;
-                    continue;
+                    let tried = self.try_again();
+                    retry_at = Instant::now() + self.retry_after;
+                    tried
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let copied = copy(&*pages, &task, &mut rows);
-            if let Err(error) = &copied {
-                tracing::warn!(%error, "a recurrent state cannot be stored");
-            }
-            if !report.send(Report::Copied) {
-                return;
-            }
-            let is_done = match task.validity.recv() {
-                Ok(true) if copied.is_ok() => write(&tier, &task, &rows),
-                Ok(_) => false,
-                Err(_) => return,
-            };
-            if !report.send(Report::Written { is_done }) {
+            if served.is_err() {
                 return;
             }
         }
-    })
+    }
+
+    fn serve(&mut self, task: &WriteTask) -> Result<(), LoopEnded> {
+        let send = |report| match self.report.send(report) {
+            true => Ok(()),
+            false => Err(LoopEnded),
+        };
+        let copied = copy(&*self.pages, task, &mut self.rows);
+        if let Err(error) = &copied {
+            tracing::warn!(%error, "a recurrent state cannot be stored");
+        }
+        send(Report::Copied)?;
+        let is_done = match task.validity.recv() {
+            Ok(true) if copied.is_ok() => write(&self.tier, task, &self.rows),
+            Ok(_) => false,
+            Err(_) => return Err(LoopEnded),
+        };
+        send(Report::Written { is_done })
+    }
+
+    /// Tries the disks that are off again.
+    pub fn try_again(&mut self) -> Result<(), LoopEnded> {
+        if !self.tier.begin_to_try() {
+            return Ok(());
+        }
+        // A copy that was sent just before holds its blocks, and a bad disk may take minutes.
+        if let Ok(task) = self.tasks.try_recv() {
+            self.serve(&task)?;
+        }
+        if self.tier.try_again() {
+            // A disk that fails again and again is tried less often.
+            self.retry_after = LONGEST_RETRY.min(2 * self.retry_after);
+        }
+        // Blocks may have been offered meanwhile.
+        self.report.doorbell().ring();
+        Ok(())
+    }
 }
 
 /// Copies pages, one after the other, each with its layers in order, and then the recurrent state.
@@ -107,8 +162,9 @@ fn copy(pages: &dyn KvPages, task: &WriteTask, rows: &mut Vec<u8>) -> Result<(),
     Ok(())
 }
 
+/// Stores copied pages, also those that were sent just before disks are tried.
 pub(super) fn write(tier: &Tier, task: &WriteTask, rows: &[u8]) -> bool {
-    let Some(store) = tier.store_to_write() else {
+    let Some(store) = tier.store() else {
         return false;
     };
     let path = &task.path;

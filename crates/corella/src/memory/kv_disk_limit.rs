@@ -1,7 +1,7 @@
 //! The limits of models whose KV blocks disks or another program keep.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use corella_core::SchedulerConfig;
 
@@ -57,21 +57,19 @@ pub(crate) fn set_limits(
     Ok(())
 }
 
-/// The path of a folder without links. Parts that do not exist yet stay as they are.
+/// The path of a folder without links and steps up. Parts that do not exist yet become folders.
 fn place(folder: &Path) -> PathBuf {
     let absolute = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-    let existing = absolute.ancestors().find_map(|part| {
-        let place = fs::canonicalize(part).ok()?;
-        Some((part, place))
-    });
-    match existing {
-        Some((part, place)) => match absolute.strip_prefix(part) {
-            Ok(rest) if rest.as_os_str().is_empty() => place,
-            Ok(rest) => place.join(rest),
-            Err(_) => absolute,
-        },
-        None => absolute,
+    let mut place = PathBuf::new();
+    for part in absolute.components() {
+        if part == Component::ParentDir {
+            place.pop();
+        } else {
+            place.push(part);
+            place = fs::canonicalize(&place).unwrap_or(place);
+        }
     }
+    place
 }
 
 #[cfg(test)]
@@ -104,7 +102,14 @@ mod tests {
             refusal.err().map(|error| error.to_string())
         };
         assert_eq!(refusal(&["/nowhere/a", "/nowhere/b", "/nowhere/a/b"]), None);
-        for twice in ["/nowhere/a", "/nowhere/a/", "/nowhere/./a", "/./nowhere//a"] {
+        for twice in [
+            "/nowhere/a",
+            "/nowhere/a/",
+            "/nowhere/./a",
+            "/./nowhere//a",
+            "/nowhere/new/../a",
+            "/../new/../nowhere/a",
+        ] {
             let refusal = refusal(&["/nowhere/a", "b", twice]).unwrap();
             assert!(
                 refusal.contains(&format!("the folder {twice} twice")),
@@ -116,10 +121,14 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let link = folder.join("link");
         std::os::unix::fs::symlink(&folder, &link).unwrap();
-        let [folder, link] = [&folder, &link].map(|path| path.to_str().unwrap());
-        let found = refusal(&[folder, link]);
+        let behind_new = folder.join("new/../link");
+        let [folder, link, behind_new] =
+            [&folder, &link, &behind_new].map(|path| path.to_str().unwrap());
+        let found = [link, behind_new].map(|twice| refusal(&[folder, twice]));
         fs::remove_dir_all(folder).unwrap();
-        assert!(found.unwrap().contains(link));
+        for (found, twice) in found.into_iter().zip([link, behind_new]) {
+            assert!(found.unwrap().contains(twice));
+        }
     }
 
     #[test]

@@ -29,10 +29,14 @@ impl<F: FileLayer> PageStore<F> {
                 if let Some(event) = watch.pop_removed() {
                     return Ok(Some(event));
                 }
-                match watch.pop_untold() {
-                    Some(slot) => slot,
-                    None => return Ok(None),
+                let Some(slot) = watch.pop_untold() else {
+                    return Ok(None);
+                };
+                // The entries of a closed disk are dropped a little later.
+                if !index.is_open(index.disk_of(slot)) {
+                    continue;
                 }
+                slot
             };
             let Some(block) = self.read_plain_block(slot)? else {
                 continue;

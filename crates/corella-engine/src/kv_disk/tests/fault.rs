@@ -6,6 +6,7 @@ use std::thread;
 
 use super::*;
 use crate::kv_disk::page_store::DiskError;
+use crate::kv_disk::writer::Writer;
 
 const DAY_US: u64 = 86_400_000_000;
 /// The rows of each block are written, then synchronised, and then the headers.
@@ -23,6 +24,10 @@ struct Content {
     reads: Mutex<()>,
     /// The number of reads that have begun.
     num_reads: AtomicUsize,
+    /// Locked while synchronisations are held.
+    syncs: Mutex<()>,
+    /// The number of synchronisations that have begun.
+    num_syncs: AtomicUsize,
 }
 
 struct Fault {
@@ -49,6 +54,19 @@ impl FaultyFile {
     /// Reads wait until the guard is dropped.
     fn hold_reads(&self) -> MutexGuard<'_, ()> {
         self.0.reads.lock().unwrap()
+    }
+
+    /// Synchronisations wait until the guard is dropped.
+    fn hold_syncs(&self) -> MutexGuard<'_, ()> {
+        self.0.syncs.lock().unwrap()
+    }
+
+    fn num_reads(&self) -> usize {
+        self.0.num_reads.load(Ordering::Relaxed)
+    }
+
+    fn num_syncs(&self) -> usize {
+        self.0.num_syncs.load(Ordering::Relaxed)
     }
 
     fn begin(&self, is_read: bool) -> io::Result<MutexGuard<'_, Vec<u8>>> {
@@ -80,6 +98,8 @@ impl FileLayer for FaultyFile {
     }
 
     fn sync(&self) -> io::Result<()> {
+        self.0.num_syncs.fetch_add(1, Ordering::Relaxed);
+        drop(self.0.syncs.lock().unwrap());
         self.begin(false).map(|_| ())
     }
 
@@ -114,6 +134,12 @@ impl Bench {
         let request = self.request();
         self.answer(request, 26_000)
     }
+}
+
+/// Switches a disk off, as the threads do after an error.
+fn fail(tier: &Tier, disk: usize) {
+    let error = io::Error::other("it is pulled out");
+    tier.switch_off("a test", DiskError { disk, error });
 }
 
 /// Each error comes at each of the operations that store a prompt, and then at all further ones.
@@ -182,11 +208,7 @@ fn bench_of_two(name: &str) -> (Bench, [FaultyFile; 2]) {
 fn two_disks_read_a_prompt_at_the_same_time() {
     let (mut bench, files) = bench_of_two("two");
     bench.store();
-    let nums_read = || {
-        files
-            .each_ref()
-            .map(|file| file.0.num_reads.load(Ordering::Relaxed))
-    };
+    let nums_read = || files.each_ref().map(FaultyFile::num_reads);
     let before = nums_read();
     let held = files[0].hold_reads();
     bench.begin_fetch();
@@ -341,20 +363,12 @@ fn pages_that_are_erased_while_the_disk_comes_back_are_not_found() {
     bench.store();
     let tier = Tier::new(&config(&bench.folder, &[1 << 20]), bench.disk.pages.clone());
     tier.use_file(0, Box::new(file.clone()));
-    tier.switch_off(
-        "opening its file",
-        DiskError {
-            disk: 0,
-            error: io::Error::other("it is locked"),
-        },
-    );
-    let num_reads = file.0.num_reads.load(Ordering::Relaxed);
+    fail(&tier, 0);
+    let num_reads = file.num_reads();
     let held = file.hold_reads();
     thread::scope(|scope| {
         let comes_back = scope.spawn(|| tier.try_again());
-        wait_until("the scan reads", || {
-            file.0.num_reads.load(Ordering::Relaxed) > num_reads
-        });
+        wait_until("the scan reads", || file.num_reads() > num_reads);
         let erased = scope.spawn(|| tier.erase());
         drop(held);
         assert!(comes_back.join().unwrap());
@@ -362,4 +376,131 @@ fn pages_that_are_erased_while_the_disk_comes_back_are_not_found() {
     });
     let stats = tier.stats();
     assert_eq!((stats.is_on(), stats.num_pages), (true, 0));
+}
+
+/// The scan reads the headers without an error, and a reader's error comes meanwhile.
+#[test]
+fn a_disk_that_fails_while_it_comes_back_is_tried_again() {
+    let (mut bench, file) = bench("fails-again");
+    bench.store();
+    let tier = bench.disk.tier.clone();
+    fail(&tier, 0);
+    let num_reads = file.num_reads();
+    thread::scope(|scope| {
+        let held = file.hold_reads();
+        let comes_back = scope.spawn(|| tier.try_again());
+        wait_until("the scan reads", || file.num_reads() > num_reads);
+        fail(&tier, 0);
+        drop(held);
+        assert!(!comes_back.join().unwrap());
+    });
+    let stats = tier.stats();
+    assert_eq!((stats.num_off, stats.num_errors), (1, 2));
+    wait_until("it is on", || tier.try_again() || tier.stats().num_off == 0);
+    assert_eq!(tier.stats().num_on, 1);
+    assert_eq!(bench.fetch_and_answer(), 26 - 4 * NUM_BLOCKS as usize);
+}
+
+/// The second disk hangs while it is tried.
+#[test]
+fn no_blocks_are_held_and_others_are_erased_while_a_disk_is_tried() {
+    let (mut bench, files) = bench_of_two("tried");
+    bench.compute();
+    bench.compute();
+    let tier = bench.disk.tier.clone();
+    fail(&tier, 1);
+    let num_syncs = files[1].num_syncs();
+    thread::scope(|scope| {
+        let held = files[1].hold_syncs();
+        let tried = scope.spawn(|| tier.try_again());
+        wait_until("it is tried", || files[1].num_syncs() > num_syncs);
+        bench.disk.store_next(&mut bench.scheduler, bench.now_us);
+        assert_eq!(bench.scheduler.stats().num_block_holds, 0);
+        let erased = scope.spawn(|| tier.erase());
+        wait_until("the first disk is erased", || erased.is_finished());
+        drop(held);
+        assert!(tried.join().unwrap());
+    });
+    bench.store();
+    assert_eq!(tier.stats().num_on, 2);
+}
+
+/// The second disk hangs while it is tried.
+#[test]
+fn a_copy_that_was_sent_before_a_disk_is_tried_is_stored_first() {
+    let (mut bench, files) = bench_of_two("sent-before");
+    let tier = bench.disk.tier.clone();
+    // The test takes the place of the bench's thread.
+    let (writes, tasks) = bounded(1);
+    let (bell, _wake_receiver) = doorbell();
+    let (report, reports) = loop_channel(MAX_REPORTS, bell);
+    let mut writer = Writer::new(tier.clone(), bench.disk.pages.clone(), tasks, report);
+    (bench.disk.writes, bench.disk.reports) = (Some(writes), Some(reports));
+    bench.compute();
+    bench.compute();
+    fail(&tier, 1);
+    bench.disk.store_next(&mut bench.scheduler, bench.now_us);
+    assert_eq!(bench.scheduler.stats().num_block_holds, 1);
+    thread::scope(|scope| {
+        let held = files[1].hold_syncs();
+        let tried = scope.spawn(|| writer.try_again());
+        bench.run_until("the copy is stored", |bench| {
+            bench.disk.path.as_ref().is_none_or(|path| !path.is_busy)
+        });
+        let stats = tier.stats();
+        assert_eq!((stats.num_stored, stats.num_off), (NUM_BLOCKS, 1));
+        drop(held);
+        assert!(tried.join().unwrap().is_ok());
+    });
+    let stats = tier.stats();
+    assert_eq!((stats.num_on, stats.num_dropped), (2, 0));
+}
+
+/// The first disk hangs in the first scan.
+#[test]
+fn no_file_waits_for_the_scan_of_another_disk() {
+    let files = [FaultyFile::default(), FaultyFile::default()];
+    let pages = MockExecutor::new(MockConfig::new(50, 64, 4)).kv_pages();
+    let tier = Tier::new(&config(Path::new("unused"), &[1 << 20; 2]), pages);
+    for (disk, file) in files.iter().enumerate() {
+        tier.use_file(disk, Box::new(file.clone()));
+    }
+    thread::scope(|scope| {
+        let held = files[0].hold_reads();
+        let opened = scope.spawn(|| tier.open());
+        wait_until("both files are open", || tier.stats().num_on == 2);
+        assert!(tier.store_to_write().is_none());
+        drop(held);
+        opened.join().unwrap();
+    });
+    assert!(tier.store_to_write().is_some());
+}
+
+#[test]
+fn reads_from_a_disk_do_not_wait_for_another_one() {
+    let (mut bench, files) = bench_of_two("queues");
+    bench.store();
+    let request = bench.request();
+    // The block of each disk that has its number is read, and goes nowhere.
+    let read = |disk: usize| {
+        let limits = bench.scheduler.config();
+        let list = known_blocks(&request, &limits.block_hasher, limits.page_size);
+        let (block, page) = (disk as u32, PageId(0));
+        let task = ReadTask {
+            fetch: None,
+            path: bench.disk.disk_path(list, &bench.scheduler).unwrap(),
+            first: block,
+            state: None,
+            is_stopped: Arc::default(),
+        };
+        let page = PathPage {
+            block,
+            group: 0,
+            page,
+        };
+        bench.disk.try_read(task, &[page], &[disk])
+    };
+    let _held = files[0].hold_reads();
+    while read(0) {}
+    assert!(read(1));
 }

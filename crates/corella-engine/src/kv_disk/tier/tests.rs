@@ -97,6 +97,17 @@ fn a_failed_write_switches_the_tier_off() {
     assert_eq!(tier.stats().num_errors, 1);
 }
 
+#[test]
+fn the_subscriber_learns_that_a_disk_was_tried() {
+    let (tier, _) = tier("ring", OpenOptions::new().read(true));
+    let (bell, rings) = bounded(1);
+    assert!(tier.set_bell(bell));
+    fail(&tier);
+    assert_eq!(rings.try_recv(), Ok(()));
+    assert!(!tier.try_again());
+    assert_eq!(rings.try_recv(), Ok(()));
+}
+
 /// Another process has the file open at first.
 #[test]
 fn the_tier_comes_back_when_its_file_can_be_opened() {
