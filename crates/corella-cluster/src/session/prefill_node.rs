@@ -503,7 +503,7 @@ impl Node {
         client.relay.send(StreamEvent::Output(RequestOutput {
             request: client.relay.id(),
             sample: event.sample,
-            prompt_logprobs: Vec::new(),
+            prompt_logprobs: [].into(),
             hidden_state: None,
             finish,
             num_prompt_tokens: event.num_prompt_tokens,

@@ -474,7 +474,7 @@ impl Scheduler {
 
     fn emit_logprobs(&mut self, index: RequestIndex, logprobs: &[PromptLogprob]) {
         let mut output = self.output(index, None, None);
-        output.prompt_logprobs = logprobs.to_vec();
+        output.prompt_logprobs = logprobs.into();
         self.journal.emit(output);
     }
 
@@ -494,7 +494,7 @@ impl Scheduler {
         RequestOutput {
             request: state.id(),
             sample,
-            prompt_logprobs: Vec::new(),
+            prompt_logprobs: [].into(),
             hidden_state: None,
             finish,
             num_prompt_tokens: state.num_prompt_tokens(),

@@ -116,7 +116,7 @@ pub fn output(request: u64, token: Option<u32>, finish: Option<FinishReason>) ->
     RequestOutput {
         request: RequestId(request),
         sample: token.map(sample),
-        prompt_logprobs: Vec::new(),
+        prompt_logprobs: [].into(),
         hidden_state: None,
         finish,
         num_prompt_tokens: NUM_ROWS,
