@@ -111,7 +111,7 @@ pub struct Committed {
     pub is_done: bool,
 }
 
-/// Of `Lookup` and `FreeLookupLocks`.
+/// The call of `Lookup` and of `FreeLookupLocks`.
 #[derive(Clone, PartialEq, Message)]
 pub struct LookupCall {
     #[prost(message, optional, tag = "1")]

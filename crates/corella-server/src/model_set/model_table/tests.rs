@@ -449,13 +449,13 @@ fn a_sleeping_server_wakes_as_it_was() {
     script.load(B);
     script.load_idle(C);
     script.table.handle_sleep(2);
-    let sleep = |model| ModelAction::Unload(model, UnloadReason::Sleep { level: 2 });
-    assert_eq!(script.actions(), [sleep(A), sleep(C)]);
+    let unload = |model| ModelAction::Unload(model, UnloadReason::Sleep { level: 2 });
+    assert_eq!(script.actions(), [unload(A), unload(C)]);
     script.unloaded(A);
     script.unloaded(C);
     assert!(!script.table.is_asleep());
     script.end_use(B);
-    assert_eq!(script.actions(), [sleep(B)]);
+    assert_eq!(script.actions(), [unload(B)]);
     script.unloaded(B);
     assert!(script.table.is_asleep());
     // A request wakes its own model.
