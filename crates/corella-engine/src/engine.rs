@@ -480,16 +480,16 @@ impl Engine {
     }
 
     /// Ends every request and stops the engine's thread. Waits for the step in flight, but not for one that hangs.
-    pub fn shutdown(&self) {
+    /// Returns whether the thread has stopped. Until it has, it keeps the executor's memory.
+    pub fn shutdown(&self) -> bool {
         self.commands.send(Command::Stop);
-        if self
-            .shared
-            .wait_while(self.step_timeout, |inner| !inner.stopped)
-        {
+        let is_stuck = { &self.shared }.wait_while(self.step_timeout, |inner| !inner.stopped);
+        if is_stuck {
             tracing::error!(
                 "the engine's thread has not stopped: a step, or an access to the disk, does not return"
             );
         }
+        !is_stuck
     }
 }
 

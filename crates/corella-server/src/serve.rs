@@ -107,8 +107,7 @@ pub async fn serve(
         () = shutdown.requested() => {}
     }
     // A lost engine also ends the requests in flight.
-    let only = models.only_model();
-    let engine = only.map(|state| state.engine.state());
+    let engine = models.only_engine_state();
     drop(listener);
     let num_cut_off = *server.num_in_flight.borrow();
     for state in models.loaded() {
@@ -128,7 +127,7 @@ pub async fn serve(
 async fn engine_lost(models: &ModelSet) -> io::Error {
     let is_only = models.num_models() == 1;
     loop {
-        match models.only_model().map(|state| state.engine.state()) {
+        match models.only_engine_state() {
             Some(EngineState::Lost(reason)) => return stopped(&reason),
             _ if is_only => {}
             _ => models.note_lost_engines(),

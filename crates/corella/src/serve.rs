@@ -35,7 +35,7 @@ use crate::process::open_files;
 use crate::process::supervisor;
 use crate::serve::adapter_loader::FolderLoader;
 use crate::serve::cluster::Cluster;
-use crate::serve::model_loader::SourceLoader;
+use crate::serve::model_loader::{LoadedEngine, SourceLoader};
 use crate::serve::reload::Reload;
 use crate::serve::server_socket::ServerSocket;
 use crate::{Error, Llm, ModelSource};
@@ -129,11 +129,20 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
     );
 
     let memory = memory_of(&llm);
-    let _weight_keepers = std::mem::take(&mut llm.weight_keepers);
+    let weight_keepers = std::mem::take(&mut llm.weight_keepers);
     let batches = config.files.map(open_batches).transpose()?;
     let name = serve_config.served_model_names.first();
     let parts = ServerParts::new(server_config, batches, name.map(String::as_str));
     let mut backend = backend(&llm, &cluster, outputs, kv_store);
+    // A model that may be unloaded takes its keepers along. Others end before this function does.
+    let _weight_keepers = match config.models {
+        None => weight_keepers,
+        Some(_) => {
+            let generator = LoadedEngine::new(backend.generator, weight_keepers);
+            backend.generator = Arc::new(generator);
+            Vec::new()
+        }
+    };
     let collectors = &mut backend.collectors;
     collectors.extend(kv_events.as_ref().map(KvEvents::collector));
     collectors.extend(exporter.clone().map(|exporter| Box::new(exporter) as _));

@@ -74,7 +74,7 @@ fn a_request_behind_a_shutdown_ends() {
     let engine = Engine::start(config, Box::new(executor)).unwrap();
     let mut first = submit_one(&engine, submission(vec![1], 5));
     is_held.recv().unwrap();
-    engine.shutdown();
+    assert!(!engine.shutdown(), "the step is held");
     assert_eq!(engine.state(), EngineState::Ready);
     let mut second = submit_one(&engine, submission(vec![2], 5));
     drop(held);

@@ -19,7 +19,7 @@ use crate::wire::json_response::json_response;
 /// Answers 200 while the engine works, with the body of llama-server's answer. After a 503 the server must be
 /// restarted. A model without a working engine among others fails only its own requests.
 pub async fn health(State(models): State<ModelSet>) -> Result<Response, ApiError> {
-    match models.only_model().map(|state| state.engine.state()) {
+    match models.only_engine_state() {
         Some(EngineState::Lost(reason)) => Err(ApiError::not_ready(&reason)),
         _ => Ok(json_response(&json!({ "status": "ok" }))),
     }
@@ -27,12 +27,12 @@ pub async fn health(State(models): State<ModelSet>) -> Result<Response, ApiError
 
 /// Answers 200 if the server takes new requests, and can serve them in its role.
 pub async fn ready(State(models): State<ModelSet>) -> Result<(), ApiError> {
-    let only = models.only_model();
-    match only.as_ref().map(|state| state.engine.state()) {
+    match models.only_engine_state() {
         Some(EngineState::Lost(reason)) => Err(ApiError::not_ready(&reason)),
         Some(EngineState::Draining) => Err(ApiError::draining()),
         _ if models.parts().is_draining() => Err(ApiError::draining()),
         _ => {
+            let only = models.only_model();
             let roles = only.as_ref().and_then(|state| state.roles.as_ref());
             let obstacle = roles.and_then(|roles| roles.obstacle());
             obstacle.map_or(Ok(()), |reason| Err(ApiError::no_service(reason)))

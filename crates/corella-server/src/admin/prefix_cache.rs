@@ -6,6 +6,7 @@ use corella_engine::ResetError;
 use serde::Deserialize;
 
 use crate::model_set::driver::ModelSet;
+use crate::model_set::model_loader::ModelId;
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
@@ -18,7 +19,8 @@ struct ResetFields {
     tiers: Option<bool>,
 }
 
-/// Resets the caches of all loaded models. Answers 409 while requests hold cached pages.
+/// Resets the caches of all loaded models, one after the other. Answers 409 at the first model whose requests hold
+/// cached pages.
 pub async fn reset_prefix_cache(
     State(models): State<ModelSet>,
     body: Body,
@@ -29,7 +31,14 @@ pub async fn reset_prefix_cache(
         _ => body.parse()?,
     };
     let with_tiers = fields.tiers == Some(true);
-    for state in models.loaded() {
+    let mut done = Vec::new();
+    for model in (0..models.num_models()).map(ModelId) {
+        // A model that waits for its turn may be unloaded.
+        let Ok(state) = models.look_at(model) else {
+            continue;
+        };
+        let name = models.name(model);
+        let what = what_was_reset(&done, &name);
         let engine = state.engine.clone();
         let reset = move |_: &ServedModel, _: &Caller| {
             let reset = match with_tiers {
@@ -37,11 +46,20 @@ pub async fn reset_prefix_cache(
                 false => engine.reset_prefix_cache(),
             };
             reset.map_err(|error| match error {
-                ResetError::Busy => ApiError::conflict(format!("Nothing was reset: {error}.")),
+                ResetError::Busy => ApiError::conflict(format!("{what}: {error}.")),
                 ResetError::Lost(reason) => ApiError::not_ready(&reason),
             })
         };
         state.run_blocking(0, reset).await?;
+        done.push(name);
     }
     Ok(())
+}
+
+/// The first part of the error about a model, after the caches of `done` were reset.
+fn what_was_reset(done: &[String], name: &str) -> String {
+    match done {
+        [] => "Nothing was reset".to_owned(),
+        done => format!("Only `{}` was reset. `{name}` was not", done.join("`, `")),
+    }
 }

@@ -24,8 +24,7 @@ pub async fn sleep(State(models): State<ModelSet>, uri: Uri) -> Result<(), ApiEr
             "This server cannot sleep: its model stays loaded. A server with --keep-alive, or with several models, can.",
         ));
     }
-    models.sleep(level).await;
-    Ok(())
+    models.sleep(level).await
 }
 
 /// `POST /wake_up`: loads the models again that the sleep has unloaded, and answers when they are loaded.

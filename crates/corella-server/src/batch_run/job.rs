@@ -21,7 +21,7 @@ use crate::store::disk::on_disk;
 use crate::wire::api_error::ApiError;
 
 use super::input_check::check_lines;
-use super::line_answer::{Asker, KeyIsGone, LineAnswer, LineOutcome, PendingLine};
+use super::line_answer::{Asker, KeyIsGone, LineAnswer, LineOutcome, ModelPatience, PendingLine};
 use crate::store::batch_record::{BatchError, BatchRecord, BatchStatus, disk_failure, failure};
 use crate::store::batch_table::{Batches, Job};
 
@@ -77,6 +77,7 @@ impl Run {
                 batches: self.batches.clone(),
                 client: LocalClient::for_batch(self.models.clone()),
                 owner: record.owner.as_deref().map(Arc::from),
+                patience: Arc::new(ModelPatience::default()),
             };
             asker.account().map_err(key_is_gone)?;
             let ids = self.check(&record, input.clone()).await?;

@@ -1,9 +1,11 @@
 //! One line of a batch: its request, and how it is sent to the server.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use corella_engine::EngineState;
+use serde_json::Value;
 use tokio::time::sleep;
 
 use crate::call::account::Account;
@@ -18,12 +20,16 @@ use crate::store::batch_table::Batches;
 pub struct PendingLine {
     pub custom_id: String,
     path: String,
+    /// The name of the model in the request, or an empty one.
+    model: String,
     /// The JSON of the request, or the reason not to send it.
     body: Result<Vec<u8>, ResultError>,
 }
 
 impl PendingLine {
     pub fn new(request: RequestLine) -> Self {
+        let model = request.body.get("model").and_then(Value::as_str);
+        let model = model.unwrap_or_default().to_owned();
         let body = match request.refusal() {
             Some(error) => Err(error),
             None => Ok(serde_json::Value::Object(request.body)
@@ -33,6 +39,7 @@ impl PendingLine {
         Self {
             custom_id: request.custom_id,
             path: request.url,
+            model,
             body,
         }
     }
@@ -67,6 +74,7 @@ pub struct Asker {
     pub client: LocalClient,
     /// The name of the key that made the batch.
     pub owner: Option<Arc<str>>,
+    pub patience: Arc<ModelPatience>,
 }
 
 /// The key that made a batch is no longer valid.
@@ -90,10 +98,11 @@ impl Asker {
         let PendingLine {
             custom_id,
             path,
+            model,
             body,
         } = line;
         let outcome = match body {
-            Ok(body) => self.ask(&path, body).await,
+            Ok(body) => self.ask(&path, &model, body).await,
             Err(error) => LineOutcome::Answered(Err(error)),
         };
         LineAnswer {
@@ -103,13 +112,17 @@ impl Asker {
         }
     }
 
-    /// Retries while the server is too busy. Leaves a line for later if the server ends.
-    async fn ask(self, path: &str, body: Vec<u8>) -> LineOutcome {
+    /// Retries while the server is too busy, and for a while without the model. Leaves a line for later if the server
+    /// ends.
+    async fn ask(self, path: &str, model: &str, body: Vec<u8>) -> LineOutcome {
         const RETRY: Duration = Duration::from_secs(1);
+        const MAX_LOSSES: u32 = 2;
         let Self {
             models, batches, ..
         } = &self;
         let server = models.parts();
+        let ends_with_engine = models.num_models() == 1;
+        let mut num_losses = 0;
         loop {
             // A line holds no permit while it waits for the rate limit of its key, so other batches continue.
             let Ok(permit) = batches.permits.acquire().await else {
@@ -127,14 +140,29 @@ impl Asker {
             drop(permit);
             match &result {
                 Ok(response) if response.is_queue_full() || response.is_rate_limited() => {}
+                Ok(response) if response.is_model_unavailable() => {
+                    if !self.patience.waits(model, Instant::now()) {
+                        return LineOutcome::Answered(result);
+                    }
+                }
                 Ok(response) if response.status_code == 503 => {}
                 // An answer interrupted by the server's end does not count.
                 Err(_) if server.is_draining() => return LineOutcome::Later,
                 // The error of a request whose engine was lost does not count, either.
-                Ok(response) if response.status_code >= 500 && is_lost(models) => {
-                    return LineOutcome::Later;
+                Ok(response) if response.status_code >= 500 && ends_with_engine => {
+                    if is_lost(models) {
+                        return LineOutcome::Later;
+                    }
+                    return LineOutcome::Answered(result);
                 }
-                _ => return LineOutcome::Answered(result),
+                // The engine of one model among several is loaded again. The line may be the reason for its loss.
+                Ok(response) if response.status_code >= 500 && num_losses < MAX_LOSSES => {
+                    num_losses += 1;
+                }
+                _ => {
+                    self.patience.handle_answer(model);
+                    return LineOutcome::Answered(result);
+                }
             }
             tokio::select! {
                 () = sleep(RETRY) => {}
@@ -156,9 +184,41 @@ async fn ask(
     ResultResponse::new(path, response.status, response.request_id, body)
 }
 
+/// How long the lines of a batch wait for models that cannot be loaded. A model is tried again now and then, for example
+/// after its engine was lost.
+#[derive(Default)]
+pub struct ModelPatience {
+    /// When a line was refused for the first time since the latest answer, by the name of the model.
+    refused_since: Mutex<HashMap<String, Instant>>,
+}
+
+impl ModelPatience {
+    /// Long enough for another try after a failed one.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// Returns whether a line that was refused at `now` is to be asked again.
+    fn waits(&self, model: &str, now: Instant) -> bool {
+        let mut refused_since = self.lock();
+        let since = match refused_since.get(model) {
+            Some(since) => *since,
+            None => *refused_since.entry(model.to_owned()).or_insert(now),
+        };
+        now.saturating_duration_since(since) < Self::LIMIT
+    }
+
+    fn handle_answer(&self, model: &str) {
+        self.lock().remove(model);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Instant>> {
+        let refused_since = self.refused_since.lock();
+        refused_since.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns whether the engine of the server's only model is lost.
 fn is_lost(models: &ModelSet) -> bool {
-    let is_lost = |state: &ServerState| matches!(state.engine.state(), EngineState::Lost(_));
-    models.loaded().iter().any(|state| is_lost(state))
+    matches!(models.only_engine_state(), Some(EngineState::Lost(_)))
 }
 
 /// Requests of waiting clients come first under every scheduling policy.
@@ -167,5 +227,27 @@ async fn wait_for_others(models: &ModelSet) {
     let waits = |state: &ServerState| state.engine.stats().scheduler.num_waiting > 0;
     while models.loaded().iter().any(|state| waits(state)) && !models.parts().is_draining() {
         sleep(PERIOD).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_wait_a_while_for_a_model_that_cannot_be_loaded() {
+        let patience = ModelPatience::default();
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        assert!(patience.waits("a", at(0)));
+        assert!(patience.waits("a", at(59)));
+        // Other models have a time of their own.
+        assert!(patience.waits("b", at(60)));
+        // Later lines do not wait again, until the model has answered.
+        assert!(!patience.waits("a", at(60)));
+        assert!(!patience.waits("a", at(90)));
+        patience.handle_answer("a");
+        assert!(patience.waits("a", at(90)));
+        assert!(!patience.waits("b", at(120)));
     }
 }

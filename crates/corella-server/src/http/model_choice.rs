@@ -91,6 +91,12 @@ pub async fn look_at_model(
         .split('&')
         .find_map(|pair| pair.strip_prefix("model="));
     let name = name.map(|name| name.replace("%2F", "/").replace("%3A", ":"));
+    // A client that is slow to send a body must not hold the model.
+    let (parts, body) = request.into_parts();
+    request = match models.parts().bodies.read(body).await {
+        Ok(body) => Request::from_parts(parts, body.into_body()),
+        Err(error) => return error.into_response(),
+    };
     // A question about the server's only model names none, and any key may ask it.
     let found = match &name {
         Some(name) => models.check_key(&context, Some(name)),

@@ -49,8 +49,8 @@ struct Shared {
     core: Mutex<Core>,
     /// Wakes the loader's thread.
     work: Condvar,
-    /// Changes when an action has ended.
-    num_ended_actions: watch::Sender<u64>,
+    /// Changes after every change of the table.
+    num_updates: watch::Sender<u64>,
 }
 
 struct Core {
@@ -73,6 +73,8 @@ struct Slot {
     /// The counts of earlier loads.
     past_metrics: Arc<MetricSum>,
     num_unloads: u64,
+    /// The model is being unloaded, and its engine does not stop.
+    is_stuck: bool,
 }
 
 impl ModelSet {
@@ -94,7 +96,7 @@ impl ModelSet {
                 is_closed: false,
             }),
             work: Condvar::new(),
-            num_ended_actions: watch::Sender::new(0),
+            num_updates: watch::Sender::new(0),
         }));
         if let Some(loader) = config.loader {
             let set = set.clone();
@@ -136,6 +138,9 @@ impl ModelSet {
         assert_eq!(load, Some(ModelAction::Load(model)), "it has no room");
         slots[model.0].put(state);
         table.handle_loaded(model, now_us);
+        drop(core);
+        // The model may have to be unloaded before anything else happens.
+        self.0.work.notify_one();
     }
 
     /// Stops all engines and the loader's thread. A running load is left to the end of the process.
@@ -189,6 +194,18 @@ impl ModelSet {
         let core = self.lock();
         let [slot] = &*core.slots else { return None };
         slot.state.clone()
+    }
+
+    /// Returns the state of the only model's engine, if there is one. The engine of a model that is being unloaded is
+    /// none, unless it does not stop.
+    pub(crate) fn only_engine_state(&self) -> Option<EngineState> {
+        let core = self.lock();
+        let [slot] = &*core.slots else { return None };
+        match &slot.state {
+            Some(state) => Some(state.engine.state()),
+            None if slot.is_stuck => Some(EngineState::Lost("it does not stop".to_owned())),
+            None => None,
+        }
     }
 
     pub(crate) fn num_models(&self) -> usize {
@@ -307,7 +324,7 @@ impl ModelSet {
         ApiError::model_unavailable(&self.name(model), &error.to_string())
     }
 
-    pub(super) fn name(&self, model: ModelId) -> String {
+    pub(crate) fn name(&self, model: ModelId) -> String {
         let core = self.lock();
         let names = &core.table.setting(model).names;
         names.first().cloned().unwrap_or_default()
@@ -322,55 +339,67 @@ impl ModelSet {
         self.update(|core, _| core.table.handle_unload_asked(model));
     }
 
-    /// Unloads all models, and returns when they are unloaded. Running requests end first.
-    pub(crate) async fn sleep(&self, level: u8) {
+    /// Unloads all models, and returns when they are unloaded, or need not be any more. Running requests end first.
+    pub(crate) async fn sleep(&self, level: u8) -> Result<(), ApiError> {
         let before = self.update(|core, _| {
             core.table.handle_sleep(level);
             let slots = core.slots.iter().enumerate();
-            let is_there = |index| {
-                let status = core.table.status(ModelId(index));
-                matches!(
-                    status,
-                    ModelStatus::Loading | ModelStatus::Loaded { .. } | ModelStatus::Unloading
-                )
-            };
-            let there = slots.filter(|(index, _)| is_there(*index));
-            there
-                .map(|(index, slot)| (index, slot.num_unloads))
-                .collect::<Vec<_>>()
+            let slots = slots.map(|(index, slot)| (ModelId(index), slot.num_unloads));
+            let pending = slots.filter(|(model, _)| core.table.has_pending_unload(*model));
+            pending.collect::<Vec<_>>()
         });
-        self.wait_until(|core| {
-            before.iter().all(|&(index, num_unloads)| {
-                let status = core.table.status(ModelId(index));
-                core.slots[index].num_unloads > num_unloads
-                    || matches!(status, ModelStatus::Failed { .. })
-            })
-        })
-        .await;
+        let has_ended = |core: &Core, (model, num_unloads): (ModelId, u64)| {
+            let slot = &core.slots[model.0];
+            let is_pending = core.table.has_pending_unload(model);
+            !is_pending || slot.num_unloads > num_unloads || slot.is_stuck
+        };
+        self.wait_until(|core| before.iter().all(|&model| has_ended(core, model)))
+            .await?;
+        let core = self.lock();
+        let mut asked = before.iter().map(|(model, _)| *model);
+        let stuck = asked.find(|model| core.slots[model.0].is_stuck);
+        drop(core);
+        match stuck {
+            None => Ok(()),
+            Some(model) => Err(ApiError::engine(format!(
+                "The model `{}` cannot be unloaded: its engine does not stop.",
+                self.name(model)
+            ))),
+        }
     }
 
     /// Loads the models that `sleep` has unloaded, and returns when they are loaded, or cannot be.
     pub(crate) async fn wake(&self) -> Result<(), ApiError> {
-        let is_failed = |status: &ModelStatus| matches!(status, ModelStatus::Failed { .. });
-        let failed_before: Vec<_> = self
-            .lock()
-            .statuses()
-            .map(|(_, status)| is_failed(&status))
-            .collect();
-        self.update(|core, now_us| core.table.handle_wake(now_us));
-        let waits =
-            |status: &ModelStatus| matches!(status, ModelStatus::Waiting | ModelStatus::Loading);
-        self.wait_until(|core| core.statuses().all(|(_, status)| !waits(&status)))
-            .await;
-        let failed = self
-            .lock()
-            .statuses()
-            .find_map(|(model, status)| match status {
-                ModelStatus::Failed { error, .. } if !failed_before[model.0] => {
-                    Some((model, error))
+        let woken = self.update(|core, now_us| core.table.handle_wake(now_us));
+        let is_on_its_way = |core: &Core, model: ModelId| {
+            let status = core.table.status(model);
+            matches!(
+                status,
+                ModelStatus::Waiting | ModelStatus::Loading | ModelStatus::Unloading
+            )
+        };
+        let loaded = self.wait_until(|core| !woken.iter().any(|&id| is_on_its_way(core, id)));
+        let limit = self.0.load_timeout;
+        match tokio::time::timeout(limit, loaded).await {
+            Ok(ended) => ended?,
+            Err(_) => {
+                let core = self.lock();
+                let late = woken.iter().find(|model| is_on_its_way(&core, **model));
+                let late = late.copied();
+                drop(core);
+                if let Some(model) = late {
+                    return Err(ApiError::load_timeout(&self.name(model), limit.as_secs()));
                 }
+            }
+        }
+        let core = self.lock();
+        let failed = woken
+            .iter()
+            .find_map(|&model| match core.table.status(model) {
+                ModelStatus::Failed { error, .. } => Some((model, error)),
                 _ => None,
             });
+        drop(core);
         failed.map_or(
             Ok(()),
             |(model, error)| Err(self.unavailable(model, &error)),
@@ -426,7 +455,6 @@ impl ModelSet {
     /// Carries out what the loader's thread reports.
     pub(super) fn handle_planned(&self, model: ModelId, plan: Result<ModelMemory, String>) {
         self.update(|core, now_us| core.table.handle_planned(model, plan, now_us));
-        self.end_action();
     }
 
     pub(super) fn handle_load(&self, model: ModelId, loaded: Result<Arc<ServerState>, String>) {
@@ -437,7 +465,6 @@ impl ModelSet {
             }
             Err(reason) => core.table.handle_load_failed(model, reason, now_us),
         });
-        self.end_action();
     }
 
     /// Returns the state of a model that is to be unloaded, and keeps the counts of its metrics.
@@ -450,7 +477,7 @@ impl ModelSet {
         if encoded.is_ok() {
             let mut past = MetricSum::default();
             past.add(&slot.past_metrics);
-            past.add(&MetricSum::of(&text).without_gauges());
+            past.add(&MetricSum::of(&text).counts());
             slot.past_metrics = Arc::new(past);
         }
         slot.state = None;
@@ -462,11 +489,11 @@ impl ModelSet {
             core.slots[model.0].num_unloads += 1;
             core.table.handle_unloaded(model, now_us);
         });
-        self.end_action();
     }
 
-    fn end_action(&self) {
-        self.0.num_ended_actions.send_modify(|num| *num += 1);
+    /// The model stays as it is, because its memory is not free.
+    pub(super) fn handle_stuck(&self, model: ModelId) {
+        self.update(|core, _| core.slots[model.0].is_stuck = true);
     }
 
     /// Waits for the next action, for the loader's thread. Returns `None` when the set is closed.
@@ -511,6 +538,7 @@ impl ModelSet {
             self.0.work.notify_one();
         }
         drop(core);
+        self.0.num_updates.send_modify(|num| *num += 1);
         // A use that its request no longer takes ends at once, which takes the lock.
         for (wait, answer, state) in answers {
             let outcome = answer.outcome.map(|()| {
@@ -522,12 +550,17 @@ impl ModelSet {
         value
     }
 
-    async fn wait_until(&self, is_so: impl Fn(&Core) -> bool) {
-        let mut ended = self.0.num_ended_actions.subscribe();
+    /// The error says that the server drains.
+    async fn wait_until(&self, is_so: impl Fn(&Core) -> bool) -> Result<(), ApiError> {
+        let mut updates = self.0.num_updates.subscribe();
         while !is_so(&self.lock()) {
-            // The sender is part of `self`, so it outlives the wait.
-            let _ = ended.changed().await;
+            tokio::select! {
+                // The sender is part of `self`, so it outlives the wait.
+                _ = updates.changed() => {}
+                () = self.parts().draining() => return Err(ApiError::draining()),
+            }
         }
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {
@@ -541,13 +574,6 @@ impl ModelSet {
 
 /// Condition variables cannot wait for any time that a clock can show.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
-
-impl Core {
-    fn statuses(&self) -> impl Iterator<Item = (ModelId, ModelStatus)> {
-        let ids = (0..self.slots.len()).map(ModelId);
-        ids.map(|model| (model, self.table.status(model)))
-    }
-}
 
 impl Slot {
     fn put(&mut self, state: Arc<ServerState>) {

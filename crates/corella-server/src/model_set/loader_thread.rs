@@ -13,6 +13,8 @@ use crate::state::server_state::ServerState;
 
 /// The time between two looks whether a model's last holder has gone.
 const HOLDER_CHECK_PERIOD: Duration = Duration::from_millis(1);
+/// Others hold a model's state for less than this. The log reports longer holds.
+const LONG_HOLD: Duration = Duration::from_secs(5);
 
 /// Carries out actions until the set is closed.
 pub fn run(set: &ModelSet, loader: &dyn ModelLoader) {
@@ -36,10 +38,13 @@ pub fn run(set: &ModelSet, loader: &dyn ModelLoader) {
                 set.handle_load(model, load(set, loader, model, memory));
             }
             ModelAction::Unload(model, reason) => {
-                if let Some(state) = set.take_state(model) {
-                    unload(state, &set.name(model), &reason_text(set, reason));
+                let is_unloaded = set
+                    .take_state(model)
+                    .is_none_or(|state| unload(state, &set.name(model), &reason_text(set, reason)));
+                match is_unloaded {
+                    true => set.handle_unloaded(model),
+                    false => set.handle_stuck(model),
                 }
-                set.handle_unloaded(model);
             }
         }
     }
@@ -54,7 +59,7 @@ fn load(
     let name = set.name(model);
     tracing::info!("loading {name}: {memory}");
     let begin = Instant::now();
-    let loaded = unpanicked(|| loader.load(model));
+    let loaded = unpanicked(|| loader.load(model, memory));
     match &loaded {
         Ok(_) => {
             let time = begin.elapsed();
@@ -72,18 +77,35 @@ fn unpanicked<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> 
     done.unwrap_or_else(|_| Err("the loader has a defect; see the log".to_owned()))
 }
 
-fn unload(state: Arc<ServerState>, name: &str, reason: &str) {
+/// Returns whether the model's memory is free. A step that hangs keeps it.
+fn unload(state: Arc<ServerState>, name: &str, reason: &str) -> bool {
     let num_pages = state.engine.stats().scheduler.num_cached_pages as u64;
     let num_tokens = num_pages * u64::from(state.engine.limits().page_size);
     tracing::info!("unloading {name}: {reason}; drops {num_tokens} cached tokens");
-    state.engine.shutdown();
+    if !state.engine.shutdown() {
+        tracing::error!(
+            "{name} cannot be unloaded, because its engine does not stop: it keeps its memory until the server restarts"
+        );
+        return false;
+    }
     let held = Arc::downgrade(&state);
     drop(state);
     // Requests have ended. Others hold a state only for moments, and its memory is free when the last has gone.
+    let begin = Instant::now();
+    let mut is_reported = false;
     while held.strong_count() > 0 {
+        if !is_reported && begin.elapsed() > LONG_HOLD {
+            is_reported = true;
+            let num_holders = held.strong_count();
+            tracing::warn!(
+                num_holders,
+                "{name} keeps its memory until questions about it have been answered"
+            );
+        }
         thread::sleep(HOLDER_CHECK_PERIOD);
     }
     give_memory_back();
+    true
 }
 
 /// Returns free memory of the heap to the system.

@@ -55,6 +55,8 @@ pub trait ModelLoader: Send + Sync {
     /// Plans a model's memory from the headers of its files, without reading weights.
     fn plan(&self, model: ModelId) -> Result<ModelMemory, String>;
 
-    /// Loads a model. Its memory is free again when the last clone of the state has been dropped.
-    fn load(&self, model: ModelId) -> Result<Arc<ServerState>, String>;
+    /// Loads a model within the memory that [`plan`](Self::plan) has returned for it: if its files have been replaced
+    /// since by larger ones, it is not loaded. Its memory is free again when the last clone of the state has been
+    /// dropped.
+    fn load(&self, model: ModelId, planned: ModelMemory) -> Result<Arc<ServerState>, String>;
 }

@@ -257,19 +257,28 @@ impl ModelTable {
         }
     }
 
-    /// Models that the sleep has unloaded are loaded again.
-    pub fn handle_wake(&mut self, now_us: u64) {
+    /// Returns whether the model is to be unloaded when its uses have ended, or is being unloaded.
+    pub fn has_pending_unload(&self, model: ModelId) -> bool {
+        let entry = &self.models[model.0];
+        entry.unload.is_some() || entry.is_unloading()
+    }
+
+    /// Models that the sleep has unloaded are loaded again. Returns these models.
+    pub fn handle_wake(&mut self, now_us: u64) -> Vec<ModelId> {
         self.is_asleep = false;
+        let mut woken = Vec::new();
         for index in 0..self.models.len() {
             let entry = &mut self.models[index];
             if !std::mem::take(&mut entry.wakes) {
                 continue;
             }
+            woken.push(ModelId(index));
             match entry.unload {
                 Some(UnloadReason::Sleep { .. }) => entry.unload = None,
                 _ => self.handle_load_asked(ModelId(index), now_us),
             }
         }
+        woken
     }
 
     /// Returns whether the server was put to sleep, and no model is loaded.

@@ -14,21 +14,29 @@ use crate::wire::api_error::ApiError;
 pub struct ModelUse {
     set: ModelSet,
     model: ModelId,
-    state: Arc<ServerState>,
+    /// `None` only while the use ends.
+    state: Option<Arc<ServerState>>,
 }
 
 impl ModelUse {
     pub fn new(set: ModelSet, model: ModelId, state: Arc<ServerState>) -> Self {
-        Self { set, model, state }
+        Self {
+            set,
+            model,
+            state: Some(state),
+        }
     }
 
     pub fn state(&self) -> &Arc<ServerState> {
-        &self.state
+        let state = self.state.as_ref();
+        state.expect("the use has not ended")
     }
 }
 
 impl Drop for ModelUse {
     fn drop(&mut self) {
+        // From the end of the last use on, the model may be unloaded, which waits for all holders of the state.
+        self.state = None;
         self.set.end_use(self.model);
     }
 }

@@ -125,6 +125,14 @@ impl ResultResponse {
         self.status_code == 429 && self.code() == "rate_limit_exceeded"
     }
 
+    /// Returns whether the model could not be loaded.
+    pub fn is_model_unavailable(&self) -> bool {
+        self.status_code == 503
+            && ["model_unavailable", "load_timeout"]
+                .iter()
+                .any(|code| self.code() == code)
+    }
+
     fn code(&self) -> &Value {
         &self.body["error"]["code"]
     }

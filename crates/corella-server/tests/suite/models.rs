@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use corella_core::SamplingParams;
-use corella_model::MockConfig;
+use corella_model::{MockConfig, StepGate};
 use corella_server::{
     ApiKey, KeepAlive, ModelId, ModelLoader, ModelMemory, ModelSet, ModelSetConfig, ModelSetting,
     ServerConfig, ServerParts, ServerState, Shutdown, ShutdownSender, serve,
@@ -15,11 +15,16 @@ use corella_test::wait_until_asked;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::client::{Reply, get, head, open_post, post, read_reply, send};
+use crate::client::{Reply, get, head, open, open_post, post, read_reply, read_until, send};
 use crate::fixture::{MODEL, Setup, TestServer};
 
 /// Each model takes this much memory.
 const MODEL_BYTES: u64 = 100;
+const MEMORY: ModelMemory = ModelMemory {
+    weights: MODEL_BYTES,
+    kv_pool: 0,
+    working: 0,
+};
 
 /// Loads mock models, which differ in their seeds.
 struct MockLoader {
@@ -34,14 +39,11 @@ struct MockLoader {
 
 impl ModelLoader for MockLoader {
     fn plan(&self, _: ModelId) -> Result<ModelMemory, String> {
-        Ok(ModelMemory {
-            weights: MODEL_BYTES,
-            kv_pool: 0,
-            working: 0,
-        })
+        Ok(MEMORY)
     }
 
-    fn load(&self, model: ModelId) -> Result<Arc<ServerState>, String> {
+    fn load(&self, model: ModelId, planned: ModelMemory) -> Result<Arc<ServerState>, String> {
+        assert_eq!(planned, MEMORY, "the plan arrives");
         self.loads.lock().expect("no panic").push(model.0);
         if let Some(reason) = self.faults.lock().expect("no panic").get(&model.0) {
             return Err(reason.clone());
@@ -160,6 +162,14 @@ impl ModelServer {
     async fn reaches(&self, states: &[&str]) {
         wait_until_asked("the models have these states", async || {
             self.states().await == states
+        })
+        .await;
+    }
+
+    /// Waits until a step of a request is in flight: a drain refuses a request that is still being prepared.
+    async fn runs(&self, model: &str) {
+        wait_until_asked("a request runs", async || {
+            self.counter("corella_num_requests_running", model).await == Some(1.0)
         })
         .await;
     }
@@ -435,6 +445,7 @@ async fn a_drain_ends_the_wait_for_a_model() {
     server.reaches(&["loaded", "unloaded"]).await;
     let mut second = open_post(server.address, "/v1/completions", &ModelServer::body("b")).await;
     server.reaches(&["loaded", "loading"]).await;
+    server.runs("a").await;
     server.shutdown.try_send(()).expect("it runs");
     let refused = read_reply(&mut second).await;
     assert_eq!(refused.error()["code"], "draining");
@@ -457,4 +468,117 @@ async fn a_request_that_meets_a_model_on_its_way_to_sleep_is_answered() {
     for request in [&mut first, &mut sleep, &mut second] {
         assert_eq!(read_reply(request).await.status, 200);
     }
+}
+
+#[tokio::test]
+async fn a_model_that_was_put_in_expires_without_a_request() {
+    let mut options = Options::of(&["a"], 1);
+    options.keep_alive = KeepAlive::For(Duration::from_millis(1));
+    let server = options.start().await;
+    let state = server.loader.load(ModelId(0), MEMORY).expect("no fault");
+    server.models.put_loaded(ModelId(0), MEMORY, state);
+    server.reaches(&["unloaded"]).await;
+}
+
+/// Opens a gate when a test ends, so that no engine's thread outlives it.
+struct OpenAtEnd(StepGate);
+
+impl Drop for OpenAtEnd {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
+#[tokio::test]
+async fn a_sleep_that_is_cancelled_ends() {
+    let server = Options::of(&["a"], 1).start().await;
+    let gate = server.loader.mocks[0].gate.clone();
+    let _end = OpenAtEnd(gate.clone());
+    gate.close();
+    let mut running = open_post(server.address, "/v1/completions", &ModelServer::body("a")).await;
+    server.reaches(&["loaded"]).await;
+    let address = server.address;
+    let sleep = tokio::spawn(async move { post(address, "/sleep", &json!({})).await });
+    // The server may take the sleep at any time.
+    wait_until_asked("the sleep has ended", async || {
+        let woken = post(server.address, "/wake_up", &json!({})).await;
+        assert_eq!(woken.status, 200, "{}", woken.text());
+        sleep.is_finished()
+    })
+    .await;
+    assert_eq!(sleep.await.expect("no panic").status, 200);
+    gate.open();
+    assert_eq!(read_reply(&mut running).await.status, 200);
+    assert_eq!(server.states().await, ["loaded"]);
+}
+
+#[tokio::test]
+async fn a_drain_ends_the_wait_for_a_sleep() {
+    let server = Options::of(&["a"], 1).start().await;
+    let gate = server.loader.mocks[0].gate.clone();
+    let _end = OpenAtEnd(gate.clone());
+    gate.close();
+    let mut running = open_post(server.address, "/v1/completions", &ModelServer::body("a")).await;
+    server.reaches(&["loaded"]).await;
+    server.runs("a").await;
+    let mut sleep = open_post(server.address, "/sleep", &json!({})).await;
+    server.shutdown.try_send(()).expect("it runs");
+    assert_eq!(read_reply(&mut sleep).await.error()["code"], "draining");
+    gate.open();
+    assert_eq!(read_reply(&mut running).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_server_that_wakes_does_not_wait_for_other_models() {
+    let server = Options::of(&["a", "b"], 1).start().await;
+    let gate = server.loader.mocks[0].gate.clone();
+    let _end = OpenAtEnd(gate.clone());
+    gate.close();
+    let mut first = open_post(server.address, "/v1/completions", &ModelServer::body("a")).await;
+    server.reaches(&["loaded", "unloaded"]).await;
+    let mut second = open_post(server.address, "/v1/completions", &ModelServer::body("b")).await;
+    server.reaches(&["loaded", "loading"]).await;
+    let woken = post(server.address, "/wake_up", &json!({})).await;
+    assert_eq!(woken.status, 200, "{}", woken.text());
+    gate.open();
+    assert_eq!(read_reply(&mut first).await.status, 200);
+    assert_eq!(read_reply(&mut second).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_slow_body_does_not_hold_a_model() {
+    let server = Options::of(&["a"], 1).start().await;
+    server.asks_and_is_right(0).await;
+    let head = head("POST", "/role", &[], Some(10));
+    let mut slow = open(server.address, &head, b"").await;
+    wait_until_asked("the request is there", async || {
+        get(server.address, "/load").await.json() == json!({"server_load": 1})
+    })
+    .await;
+    let slept = post(server.address, "/sleep", &json!({})).await;
+    assert_eq!(slept.status, 200, "{}", slept.text());
+    tokio::io::AsyncWriteExt::write_all(&mut slow, b"{        }")
+        .await
+        .expect("it reads");
+    assert_eq!(read_reply(&mut slow).await.error()["code"], "model_asleep");
+}
+
+#[tokio::test]
+async fn a_reset_says_which_caches_it_has_reached() {
+    let server = Options::of(&["a", "b"], 2).start().await;
+    server.asks_and_is_right(0).await;
+    let gate = server.loader.mocks[1].gate.clone();
+    let _end = OpenAtEnd(gate.clone());
+    gate.close();
+    gate.let_through(1);
+    let mut body = ModelServer::body("b");
+    body["prompt"] = json!("a prompt of some length");
+    body["stream"] = json!(true);
+    let mut running = open_post(server.address, "/v1/completions", &body).await;
+    read_until(&mut running, "data:").await;
+    let refused = post(server.address, "/reset_prefix_cache", &json!({})).await;
+    assert_eq!(refused.status, 409, "{}", refused.text());
+    let message = refused.error()["message"].to_string();
+    let told = "Only `a` was reset. `b` was not: ";
+    assert!(message.contains(told), "{message}");
 }

@@ -142,6 +142,7 @@ pub(crate) fn load(
     tokenizer: &TokenizerLoader,
     options: &LlmOptions,
     draft: Option<&DraftCheckpoint>,
+    planned: Option<&MemoryPlan>,
 ) -> Result<Loaded, Error> {
     let factory = factory(checkpoint, tokenizer, options)?;
     let DevicePlan {
@@ -150,8 +151,11 @@ pub(crate) fn load(
         kv,
         num_page_layers,
         state_bytes,
-        memory: _,
+        memory,
     } = DevicePlan::new(factory.as_ref(), checkpoint, draft, options)?;
+    if let Some(planned) = planned {
+        memory.check(planned)?;
+    }
     let mut weight_keepers = Vec::new();
     let draft = match draft {
         Some((draft, formats)) => {

@@ -6,6 +6,7 @@ use corella_model::{
     KvFormat, KvGroups, WeightFormat,
 };
 
+use crate::error::display_bytes::display_bytes;
 use crate::error::option_name::in_options;
 use crate::memory::encoder_limit;
 use crate::memory::kv_disk_limit;
@@ -101,6 +102,22 @@ impl MemoryPlan {
             working_bytes: models.sum(|formats| formats.working_bytes(scheduler))
                 + pages(scheduler.max_spilled_pages, page_bytes)
                 + estimated_bytes(models, scheduler),
+        }
+    }
+
+    fn total(&self) -> u64 {
+        self.weight_bytes + self.kv_cache_bytes + self.working_bytes
+    }
+
+    /// Refuses a plan that exceeds an earlier one of the same model, which others have made room for.
+    pub fn check(&self, earlier: &Self) -> Result<(), Error> {
+        match self.total() <= earlier.total() {
+            true => Ok(()),
+            false => Err(Error::Config(format!(
+                "its files have changed since its memory was planned: it needs {} now, and {} were planned",
+                display_bytes(self.total()),
+                display_bytes(earlier.total())
+            ))),
         }
     }
 }

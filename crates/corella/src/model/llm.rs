@@ -77,9 +77,18 @@ pub enum Finish {
 
 impl Llm {
     pub fn load(source: &ModelSource, options: &LlmOptions) -> Result<Self, Error> {
+        Self::load_within(source, options, None)
+    }
+
+    /// Loads a model that takes no more memory than `planned`, if that is given.
+    pub fn load_within(
+        source: &ModelSource,
+        options: &LlmOptions,
+        planned: Option<&MemoryPlan>,
+    ) -> Result<Self, Error> {
         let (name, checkpoint) = open_watched(source)?;
         let watch = checkpoint.watch().cloned();
-        let loaded = Self::load_checkpoint(name, checkpoint, options);
+        let loaded = Self::load_checkpoint(name, checkpoint, options, planned);
         // A page that was lost may be the reason of any other error.
         check_files(watch.as_ref())?;
         loaded
@@ -101,11 +110,12 @@ impl Llm {
         name: String,
         mut checkpoint: Checkpoint,
         options: &LlmOptions,
+        planned: Option<&MemoryPlan>,
     ) -> Result<Self, Error> {
         let tokenizer = TokenizerLoader::open(&mut checkpoint)?;
         tokenizer.start()?;
         let opened = OpenedModel::new(name, checkpoint, tokenizer, options)?;
-        let mut loaded = opened.load()?;
+        let mut loaded = opened.load(planned)?;
         let OpenedModel {
             name,
             checkpoint,

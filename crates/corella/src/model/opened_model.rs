@@ -73,9 +73,11 @@ impl OpenedModel {
         device::plan(&self.checkpoint, &self.tokenizer, &self.options, draft)
     }
 
-    pub fn load(&self) -> Result<Loaded, Error> {
+    /// Loads the weights, and allocates the memory: not more than `planned`, if that is given.
+    pub fn load(&self, planned: Option<&MemoryPlan>) -> Result<Loaded, Error> {
         let draft = self.draft.as_ref();
-        device::load(&self.checkpoint, &self.tokenizer, &self.options, draft)
+        let (checkpoint, options) = (&self.checkpoint, &self.options);
+        device::load(checkpoint, &self.tokenizer, options, draft, planned)
     }
 }
 

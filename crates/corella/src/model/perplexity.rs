@@ -32,7 +32,7 @@ impl Perplexity {
         tokenizer.start()?;
         let mut options = options.clone();
         options.max_model_len = Some(context as u32);
-        let mut loaded = device::load(&checkpoint, &tokenizer, &options, None)?;
+        let mut loaded = device::load(&checkpoint, &tokenizer, &options, None, None)?;
         loaded.weight_keepers.clear();
         let engine = Engine::start(EngineConfig::new(loaded.scheduler), loaded.executor)?;
         let tokenizer = tokenizer.get()?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use corella_engine::{Engine, Generate, Submission, SubmitError, TokenStream};
+use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use corella_server::{
     Backend, ModelId, ModelLoader, ModelMemory, OutputMetrics, ServeConfig, ServerParts,
     ServerState, TextModel,
@@ -11,7 +11,7 @@ use corella_server::{
 use crate::arguments::args::{LogFormatArg, RequestArgs};
 use crate::arguments::log_format::announce;
 use crate::options::weight_cache::WeightKeeper;
-use crate::{Llm, LlmOptions, ModelSource};
+use crate::{Llm, LlmOptions, MemoryPlan, ModelSource};
 
 /// The models of a server, and the options that they share.
 pub struct SourceLoader {
@@ -35,8 +35,19 @@ impl ModelLoader for SourceLoader {
         })
     }
 
-    fn load(&self, ModelId(index): ModelId) -> Result<Arc<ServerState>, String> {
-        let llm = Llm::load(&self.sources[index], &self.options);
+    fn load(
+        &self,
+        ModelId(index): ModelId,
+        planned: ModelMemory,
+    ) -> Result<Arc<ServerState>, String> {
+        let planned = MemoryPlan {
+            weight_bytes: planned.weights,
+            kv_cache_bytes: planned.kv_pool,
+            working_bytes: planned.working,
+        };
+        // Without a budget, the KV cache takes a share of the memory that is free now, which changes all the time.
+        let planned = Some(&planned).filter(|_| self.options.shared_memory_bytes.is_some());
+        let llm = Llm::load_within(&self.sources[index], &self.options, planned);
         let llm = llm.map_err(|error| error.to_string())?;
         announce(self.log_format, &llm.summary());
         Ok(self.state(llm))
@@ -53,12 +64,9 @@ impl SourceLoader {
             reply_format,
             chat_template: llm.chat_template,
         };
-        let generator = LoadedEngine {
-            engine: llm.engine.clone(),
-            _weight_keepers: llm.weight_keepers,
-        };
+        let engine = Arc::new(llm.engine.clone());
         let backend = Backend {
-            generator: Arc::new(generator),
+            generator: Arc::new(LoadedEngine::new(engine, llm.weight_keepers)),
             kv_transfer: None,
             roles: None,
             adapters: None,
@@ -69,19 +77,28 @@ impl SourceLoader {
     }
 }
 
-/// A model's engine, and the threads that write its packed weights: they keep the memory of the weights, and so must
-/// end with the engine.
-struct LoadedEngine {
-    engine: Engine,
+/// A model's generator, and the threads that write its packed weights: they keep the memory of the weights, and so must
+/// end with the model.
+pub struct LoadedEngine {
+    generator: Arc<dyn Generate>,
     _weight_keepers: Vec<WeightKeeper>,
+}
+
+impl LoadedEngine {
+    pub fn new(generator: Arc<dyn Generate>, weight_keepers: Vec<WeightKeeper>) -> Self {
+        Self {
+            generator,
+            _weight_keepers: weight_keepers,
+        }
+    }
 }
 
 impl Generate for LoadedEngine {
     fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
-        self.engine.submit(submission)
+        self.generator.submit(submission)
     }
 
     fn check(&self, submission: Submission) -> Result<(), SubmitError> {
-        self.engine.check(submission)
+        self.generator.check(submission)
     }
 }

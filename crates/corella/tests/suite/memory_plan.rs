@@ -89,3 +89,16 @@ fn a_model_takes_the_memory_that_was_planned() {
         assert!(weight_bytes <= plan.weight_bytes + plan.working_bytes);
     }
 }
+
+/// The files of a model may be replaced between plan and load.
+#[test]
+fn a_model_that_exceeds_its_plan_is_not_loaded() {
+    let options = options(96 << 20);
+    let mut plan = Llm::plan(&ModelSource::BuiltIn, &options).expect("it fits");
+    Llm::load_within(&ModelSource::BuiltIn, &options, Some(&plan)).expect("it is as planned");
+    plan.weight_bytes -= 1;
+    let loaded = Llm::load_within(&ModelSource::BuiltIn, &options, Some(&plan));
+    let error = loaded.err().expect("it is larger").to_string();
+    let told = "its files have changed since its memory was planned: it needs ";
+    assert!(error.starts_with(told), "{error}");
+}
