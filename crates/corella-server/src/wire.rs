@@ -16,6 +16,7 @@ pub mod number_range;
 pub mod openapi;
 pub mod request_body;
 pub mod reset_time;
+pub mod shallow_value;
 pub mod short_text;
 pub mod type_mismatch;
 pub mod usage;

@@ -1,6 +1,5 @@
 //! `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, in vLLM's form.
 
-use axum::body::Body;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::json;
@@ -10,6 +9,7 @@ use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::wire::api_error::{ApiError, required};
 use crate::wire::json_response::json_response;
+use crate::wire::request_body::SentBody;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a JSON object")]
@@ -28,7 +28,10 @@ struct UnloadFields {
 }
 
 /// `POST /v1/load_lora_adapter`
-pub async fn load_adapter(UsedModel(state): UsedModel, body: Body) -> Result<Response, ApiError> {
+pub async fn load_adapter(
+    UsedModel(state): UsedModel,
+    body: SentBody,
+) -> Result<Response, ApiError> {
     let body = state.parts.bodies.read(body).await?;
     let fields: LoadFields = body.parse()?;
     let name = required("lora_name", fields.lora_name)?;
@@ -40,7 +43,10 @@ pub async fn load_adapter(UsedModel(state): UsedModel, body: Body) -> Result<Res
 }
 
 /// `POST /v1/unload_lora_adapter`
-pub async fn unload_adapter(UsedModel(state): UsedModel, body: Body) -> Result<Response, ApiError> {
+pub async fn unload_adapter(
+    UsedModel(state): UsedModel,
+    body: SentBody,
+) -> Result<Response, ApiError> {
     let body = state.parts.bodies.read(body).await?;
     let fields: UnloadFields = body.parse()?;
     let name = required("lora_name", fields.lora_name)?;

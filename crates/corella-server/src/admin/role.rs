@@ -1,6 +1,5 @@
 //! `/role`: this server's role among the nodes of a cluster, and its changes.
 
-use axum::body::Body;
 use axum::response::Response;
 use serde::Deserialize;
 
@@ -9,6 +8,7 @@ use crate::state::role_control::{RoleControl, RoleError};
 use crate::state::server_state::ServerState;
 use crate::wire::api_error::{ApiError, required};
 use crate::wire::json_response::json_response;
+use crate::wire::request_body::SentBody;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a JSON object")]
@@ -21,7 +21,10 @@ pub async fn role(UsedModel(state): UsedModel) -> Result<Response, ApiError> {
 }
 
 /// Answers when the role has changed.
-pub async fn change_role(UsedModel(state): UsedModel, body: Body) -> Result<Response, ApiError> {
+pub async fn change_role(
+    UsedModel(state): UsedModel,
+    body: SentBody,
+) -> Result<Response, ApiError> {
     let body = state.parts.bodies.read(body).await?;
     let fields: RoleFields = body.parse()?;
     let role = required("role", fields.role)?;

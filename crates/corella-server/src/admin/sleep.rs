@@ -21,14 +21,19 @@ pub async fn sleep(State(models): State<ModelSet>, uri: Uri) -> Result<(), ApiEr
     };
     if !models.has_loader() {
         return Err(ApiError::conflict(
-            "This server cannot sleep: its model stays loaded. A server with --keep-alive, or with several models, can.",
+            "This server cannot sleep: an option such as --role or --enable-lora needs its model to stay loaded.",
         ));
     }
     models.sleep(level).await
 }
 
 /// `POST /wake_up`: loads the models again that the sleep has unloaded, and answers when they are loaded.
-pub async fn wake_up(State(models): State<ModelSet>) -> Result<(), ApiError> {
+pub async fn wake_up(State(models): State<ModelSet>, uri: Uri) -> Result<(), ApiError> {
+    let mut query = uri.query().unwrap_or_default().split('&');
+    if query.any(|pair| pair == "tags" || pair.starts_with("tags=")) {
+        let message = "is not supported: weights and KV cache wake together, so leave it out";
+        return Err(ApiError::invalid("tags", message));
+    }
     models.wake().await
 }
 

@@ -1,6 +1,5 @@
 //! `/classify`, in vLLM's form: the class of a text.
 
-use axum::body::Body;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::json;
@@ -18,7 +17,7 @@ use crate::text::text_thread::Caller;
 use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
-use crate::wire::request_body::RequestBody;
+use crate::wire::request_body::{RequestBody, SentBody};
 
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
@@ -29,7 +28,7 @@ struct ClassifyFields {
 pub async fn classify(
     UsedModel(state): UsedModel,
     context: CallContext,
-    body: Body,
+    body: SentBody,
 ) -> Result<Response, ApiError> {
     let prepare = |served: &ServedModel, body: &RequestBody, caller: &Caller| {
         let pooling: PoolingFields = body.parse()?;

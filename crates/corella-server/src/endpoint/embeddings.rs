@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -22,7 +21,7 @@ use crate::text::text_thread::Caller;
 use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
-use crate::wire::request_body::RequestBody;
+use crate::wire::request_body::{RequestBody, SentBody};
 
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
@@ -45,7 +44,7 @@ enum EncodingFormat {
 pub async fn embeddings(
     UsedModel(state): UsedModel,
     context: CallContext,
-    body: Body,
+    body: SentBody,
 ) -> Result<Response, ApiError> {
     vectors(state, context, body, Endpoint::Embeddings).await
 }
@@ -54,7 +53,7 @@ pub async fn embeddings(
 pub async fn pooling(
     UsedModel(state): UsedModel,
     context: CallContext,
-    body: Body,
+    body: SentBody,
 ) -> Result<Response, ApiError> {
     vectors(state, context, body, Endpoint::Pooling).await
 }
@@ -62,7 +61,7 @@ pub async fn pooling(
 async fn vectors(
     state: Arc<ServerState>,
     context: CallContext,
-    body: Body,
+    body: SentBody,
     endpoint: Endpoint,
 ) -> Result<Response, ApiError> {
     let is_pooling = endpoint == Endpoint::Pooling;

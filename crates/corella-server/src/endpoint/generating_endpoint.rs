@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::response::Response;
 use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use serde_json::{Map, Value};
@@ -23,7 +22,7 @@ use crate::text::sampling_fields::{GenerationParams, StreamUsage};
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
-use crate::wire::request_body::RequestBody;
+use crate::wire::request_body::{RequestBody, SentBody};
 
 /// One API call, validated and tokenised.
 pub struct Call<F> {
@@ -72,7 +71,7 @@ pub trait Endpoint: Sized + Send + 'static {
 pub async fn serve_call<E: Endpoint>(
     UsedModel(state): UsedModel,
     context: CallContext,
-    body: Body,
+    body: SentBody,
 ) -> Result<Response, ApiError> {
     let CallContext { name, account, .. } = &context;
     let mut timer = CallTimer::new(state.metrics.clone(), &context);
@@ -144,7 +143,7 @@ pub async fn serve_call<E: Endpoint>(
 async fn prepare<E: Endpoint>(
     state: &ServerState,
     context: &CallContext,
-    body: Body,
+    body: SentBody,
 ) -> Result<Call<E>, ApiError> {
     let body = state.parts.bodies.read(body).await?;
     let num_bytes = body.num_bytes();

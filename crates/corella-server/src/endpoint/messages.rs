@@ -6,7 +6,6 @@ mod error;
 mod event;
 mod tool;
 
-use axum::body::Body;
 use axum::response::Response;
 use corella_text::CallFormat;
 use serde::{Deserialize, Serialize};
@@ -32,6 +31,7 @@ use crate::wire::field_check::FieldCheck;
 use crate::wire::field_table;
 use crate::wire::field_table::messages::{OUTPUT_CONFIG, THINKING};
 use crate::wire::json_response::json_response;
+use crate::wire::request_body::SentBody;
 use crate::wire::usage::{CacheCreation, Usage};
 
 use cache_control::cache_marks;
@@ -41,7 +41,10 @@ use tool::{chat_tool_choice, chat_tools};
 
 pub use error::{error_event, in_anthropic_shape};
 
-pub async fn count_tokens(UsedModel(state): UsedModel, body: Body) -> Result<Response, ApiError> {
+pub async fn count_tokens(
+    UsedModel(state): UsedModel,
+    body: SentBody,
+) -> Result<Response, ApiError> {
     #[derive(Serialize)]
     struct TokenCount {
         input_tokens: usize,

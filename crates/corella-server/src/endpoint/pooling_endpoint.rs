@@ -1,7 +1,5 @@
 //! The path of a call for hidden states, which is the same for all endpoints that need them.
 
-use axum::body::Body;
-
 use crate::call::call_context::CallContext;
 use crate::call::metrics::CallTimer;
 use crate::call::pooled_call::{PooledStates, PooledTexts, pool};
@@ -10,14 +8,14 @@ use crate::state::server_state::ServerState;
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
-use crate::wire::request_body::RequestBody;
+use crate::wire::request_body::{RequestBody, SentBody};
 
 /// Computes hidden states: `prepare` reads the texts from a body, and `finish` makes the answer from the hidden states
 /// of the texts. Both run on text threads.
 pub async fn serve_pooled<F: Send + 'static, R: Send + 'static>(
     state: &ServerState,
     context: &CallContext,
-    body: Body,
+    body: SentBody,
     prepare: impl FnOnce(&ServedModel, &RequestBody, &Caller) -> Result<PooledTexts<F>, ApiError>
     + Send
     + 'static,

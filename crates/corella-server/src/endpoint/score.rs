@@ -1,7 +1,6 @@
 //! `/score` and `/rerank`, in the forms of vLLM and Jina: rates how well texts fit. A cross-encoder reads each pair of
 //! texts and scores it; with other models the score is the cosine between their vectors.
 
-use axum::body::Body;
 use axum::response::Response;
 use corella_model::ClassHead;
 use serde::Deserialize;
@@ -23,7 +22,7 @@ use crate::text::text_thread::Caller;
 use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
-use crate::wire::request_body::RequestBody;
+use crate::wire::request_body::{RequestBody, SentBody};
 
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
@@ -55,7 +54,7 @@ enum Scoring {
 pub async fn score(
     UsedModel(state): UsedModel,
     context: CallContext,
-    body: Body,
+    body: SentBody,
 ) -> Result<Response, ApiError> {
     let scored = serve_pooled(&state, &context, body, prepare_score, weigh).await?;
     let data = scored.scores.into_iter().enumerate();
@@ -163,7 +162,7 @@ struct Ranking {
 pub async fn rerank(
     UsedModel(state): UsedModel,
     context: CallContext,
-    body: Body,
+    body: SentBody,
 ) -> Result<Response, ApiError> {
     let scored = serve_pooled(&state, &context, body, prepare_rerank, weigh).await?;
     let ranking: Ranking = scored.format;

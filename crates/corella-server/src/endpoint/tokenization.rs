@@ -1,6 +1,5 @@
 //! `/tokenize` and `/detokenize`, with vLLM's answers, or llama-server's if the text is in `content`.
 
-use axum::body::Body;
 use axum::response::Response;
 use corella_core::TokenId;
 use corella_text::Tokenizer;
@@ -15,6 +14,7 @@ use crate::text::text_thread::Caller;
 use crate::wire::api_error::{ApiError, required};
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
+use crate::wire::request_body::SentBody;
 
 /// Fields of `/tokenize` besides a conversation's.
 #[derive(Deserialize)]
@@ -101,7 +101,7 @@ struct DetokenizeFields {
     tokens: Option<Vec<TokenId>>,
 }
 
-pub async fn tokenize(UsedModel(state): UsedModel, body: Body) -> Result<Response, ApiError> {
+pub async fn tokenize(UsedModel(state): UsedModel, body: SentBody) -> Result<Response, ApiError> {
     let body = state.parts.bodies.read(body).await?;
     let num_bytes = body.num_bytes();
     let tokenize = move |served: &ServedModel, caller: &Caller| {
@@ -154,7 +154,7 @@ pub async fn tokenize(UsedModel(state): UsedModel, body: Body) -> Result<Respons
     state.run_blocking(num_bytes, tokenize).await
 }
 
-pub async fn detokenize(UsedModel(state): UsedModel, body: Body) -> Result<Response, ApiError> {
+pub async fn detokenize(UsedModel(state): UsedModel, body: SentBody) -> Result<Response, ApiError> {
     let body = state.parts.bodies.read(body).await?;
     let num_bytes = body.num_bytes();
     let detokenize = move |served: &ServedModel, _: &Caller| {

@@ -7,7 +7,6 @@ use axum::extract::{FromRequestParts, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
-use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::call::call_context::CallContext;
@@ -19,6 +18,10 @@ use crate::model_set::driver::ModelSet;
 use crate::model_set::model_loader::ModelId;
 use crate::model_set::model_use::{ModelUse, UsedModel};
 use crate::wire::api_error::ApiError;
+use crate::wire::body_memory::MIDDLING_BODY_BYTES;
+use crate::wire::list_page::decoded;
+use crate::wire::request_body::RequestBody;
+use crate::wire::shallow_value::{Emptiness, ShallowValue};
 
 /// Gives a handler the model that the request's body names. The model stays loaded until the answer has ended.
 pub async fn use_model(State(models): State<ModelSet>, request: Request, next: Next) -> Response {
@@ -83,23 +86,23 @@ impl ModelWait {
 pub async fn look_at_model(
     State(models): State<ModelSet>,
     context: CallContext,
-    mut request: Request,
+    request: Request,
     next: Next,
 ) -> Response {
-    let query = request.uri().query().unwrap_or_default();
-    let name = query
-        .split('&')
-        .find_map(|pair| pair.strip_prefix("model="));
-    let name = name.map(|name| name.replace("%2F", "/").replace("%3A", ":"));
     // A client that is slow to send a body must not hold the model.
-    let (parts, body) = request.into_parts();
-    request = match models.parts().bodies.read(body).await {
-        Ok(body) => Request::from_parts(parts, body.into_body()),
+    let (mut parts, body) = request.into_parts();
+    match models.parts().bodies.read(body).await {
+        Ok(body) => body.leave_in(&mut parts.extensions),
         Err(error) => return error.into_response(),
-    };
-    // A question about the server's only model names none, and any key may ask it.
-    let found = match &name {
-        Some(name) => models.check_key(&context, Some(name)),
+    }
+    let mut request = Request::from_parts(parts, Body::empty());
+    let query = request.uri().query().unwrap_or_default();
+    let mut pairs = query.split('&');
+    let name = pairs.find_map(|pair| pair.strip_prefix("model="));
+    let found = match name {
+        Some(name) => decoded(name).and_then(|name| models.check_key(&context, Some(&name))),
+        None if models.num_models() > 1 => models.check_key(&context, None),
+        // A question about the server's only model names none, and any key may ask it.
         None => Ok(ModelId(0)),
     };
     match found.and_then(|model| models.look_at(model)) {
@@ -118,15 +121,39 @@ enum Choice {
     Answer(Response),
 }
 
-/// The fields that decide about the model. Handlers check them once more, with the others.
+/// The fields that decide about the model. Handlers check them once more, with the others. The bound on values is theirs,
+/// too: nothing large is kept here.
 #[derive(Default, Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct ChoiceFields {
-    model: Option<Value>,
+    model: Option<ShallowValue>,
     /// Ollama's older name of `model`.
-    name: Option<Value>,
-    keep_alive: Option<Value>,
-    stream: Option<Value>,
+    name: Option<ShallowValue>,
+    keep_alive: Option<ShallowValue>,
+    stream: Option<ShallowValue>,
+    prompt: Option<Emptiness>,
+    messages: Option<Emptiness>,
+}
+
+/// Large bodies are parsed by a text thread, as everywhere.
+async fn parse_fields(
+    models: &ModelSet,
+    body: RequestBody,
+) -> Result<(ChoiceFields, RequestBody), ApiError> {
+    let parse = |body: RequestBody| {
+        let fields = match body.num_bytes() {
+            0 => ChoiceFields::default(),
+            _ => body.count()?,
+        };
+        Ok((fields, body))
+    };
+    match body.num_bytes() {
+        0..MIDDLING_BODY_BYTES => parse(body),
+        num_bytes => {
+            let text_threads = &models.parts().text_threads;
+            text_threads.run(num_bytes, move |_| parse(body)).await
+        }
+    }
 }
 
 async fn choose(models: &ModelSet, request: Request) -> Result<Choice, ApiError> {
@@ -134,7 +161,7 @@ async fn choose(models: &ModelSet, request: Request) -> Result<Choice, ApiError>
     let first = ModelId(0);
     // Ollama's requests say how long the model stays.
     if models.num_models() == 1
-        && !(is_ollama && models.has_loader())
+        && !(is_ollama && models.takes_keep_alive(first))
         && let Some(model_use) = models.try_use(first)
     {
         return Ok(Choice::Use(model_use, request));
@@ -145,14 +172,11 @@ async fn choose(models: &ModelSet, request: Request) -> Result<Choice, ApiError>
     let (mut parts, body) = request.into_parts();
     let context = CallContext::from_request_parts(&mut parts, &()).await?;
     let body = models.parts().bodies.read(body).await?;
-    let fields = match body.num_bytes() {
-        0 => ChoiceFields::default(),
-        _ => body.count::<ChoiceFields>()?,
-    };
-    let mut name = fields.model.as_ref().and_then(Value::as_str);
+    let (fields, body) = parse_fields(models, body).await?;
+    let mut name = fields.model.as_ref().and_then(ShallowValue::as_str);
     let mut keep_alive = None;
     if is_ollama {
-        name = name.or(fields.name.as_ref().and_then(Value::as_str));
+        name = name.or(fields.name.as_ref().and_then(ShallowValue::as_str));
         // Ollama's names end in a tag, which defaults to `latest`.
         let untagged = name.and_then(|name| name.strip_suffix(":latest"));
         if name.is_some_and(|name| models.find(name).is_none()) {
@@ -161,24 +185,74 @@ async fn choose(models: &ModelSet, request: Request) -> Result<Choice, ApiError>
         keep_alive = ollama::keep_alive(fields.keep_alive.as_ref())?;
     }
     let model = models.check_key(&context, name)?;
-    let is_unload = keep_alive == Some(KeepAlive::NONE) && models.has_loader();
-    if is_unload
-        && let Some(answer) =
-            ollama::unloaded_answer(parts.uri.path(), name.unwrap_or_default(), &body)?
+    let path = parts.uri.path();
+    if keep_alive == Some(KeepAlive::NONE)
+        && models.takes_keep_alive(model)
+        && let Some(answer) = ollama::unloaded_answer(
+            path,
+            name.unwrap_or_default(),
+            fields.prompt,
+            fields.messages,
+        )
     {
-        models.ask_unload(model);
+        models.keep_alive(model, KeepAlive::NONE);
         return Ok(Choice::Answer(answer));
     }
-    let form = match parts.uri.path() {
-        _ if fields.stream != Some(Value::Bool(true)) || is_ollama => None,
-        "/v1/messages" => Some(StreamForm::Anthropic),
-        _ => Some(StreamForm::OpenAi),
+    let form = match fields.stream {
+        Some(ShallowValue::Bool(true)) => stream_form(path),
+        _ => None,
     };
-    let request = Request::from_parts(parts, body.into_body());
+    body.leave_in(&mut parts.extensions);
     Ok(Choice::Wait(ModelWait {
         model,
         keep_alive,
-        request,
+        request: Request::from_parts(parts, Body::empty()),
         form,
     }))
+}
+
+/// Returns the form of an endpoint's streams of events, if it has any. Ollama's streams are none.
+fn stream_form(path: &str) -> Option<StreamForm> {
+    let path = path.strip_prefix("/v1").unwrap_or(path);
+    match path {
+        "/messages" => Some(StreamForm::Anthropic),
+        "/chat/completions" | "/completions" | "/completion" | "/infill" | "/responses" => {
+            Some(StreamForm::OpenAi)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_endpoints_with_streams_of_events_have_their_form() {
+        for (path, is_stream) in [
+            ("/v1/chat/completions", true),
+            ("/chat/completions", true),
+            ("/v1/completions", true),
+            ("/completion", true),
+            ("/infill", true),
+            ("/v1/responses", true),
+            ("/v1/embeddings", false),
+            ("/v1/messages/count_tokens", false),
+            ("/tokenize", false),
+            ("/v1/rerank", false),
+            ("/api/chat", false),
+        ] {
+            let form = stream_form(path);
+            assert_eq!(
+                matches!(form, Some(StreamForm::OpenAi)),
+                is_stream,
+                "{path}"
+            );
+            assert_eq!(form.is_some(), is_stream, "{path}");
+        }
+        assert!(matches!(
+            stream_form("/v1/messages"),
+            Some(StreamForm::Anthropic)
+        ));
+    }
 }

@@ -13,14 +13,14 @@ use tokio::sync::{oneshot, watch};
 use crate::call::call_context::CallContext;
 use crate::call::metrics::MetricSum;
 use crate::config::keep_alive::KeepAlive;
-use crate::config::serve_config::{ServeConfig, names_like};
+use crate::config::serve_config::ServeConfig;
 use crate::model_set::loader_thread;
 use crate::model_set::model_loader::{ModelId, ModelLoader, ModelMemory};
 use crate::model_set::model_table::{
     Admission, LoadError, ModelAction, ModelSetting, ModelStatus, ModelTable, Ticket,
 };
 use crate::model_set::model_use::ModelUse;
-use crate::model_set::model_view::ModelView;
+use crate::model_set::model_view::{ModelView, check_name};
 use crate::state::server_parts::ServerParts;
 use crate::state::server_state::ServerState;
 use crate::wire::api_error::ApiError;
@@ -115,6 +115,7 @@ impl ModelSet {
                 other_names: state.config.other_names.clone(),
                 is_pinned: true,
                 keep_alive: KeepAlive::Forever,
+                takes_keep_alive: false,
             }],
             max_memory_bytes: u64::MAX,
             load_timeout: Duration::ZERO,
@@ -159,6 +160,11 @@ impl ModelSet {
     /// Whether models may be unloaded, and loaded again.
     pub(crate) fn has_loader(&self) -> bool {
         self.0.has_loader
+    }
+
+    /// Whether requests may say how long a model stays loaded.
+    pub(crate) fn takes_keep_alive(&self, model: ModelId) -> bool {
+        self.lock().table.setting(model).takes_keep_alive
     }
 
     pub(crate) fn views(&self) -> Vec<ModelView> {
@@ -223,36 +229,54 @@ impl ModelSet {
         })
     }
 
-    /// Returns the model that a caller names, if the caller's key may use it. Without a name, it is the first model.
+    /// Returns the model that a caller names, if the caller's key may use it. Without a name, it is the first model that
+    /// the key may use.
     pub(crate) fn check_key(
         &self,
         context: &CallContext,
         name: Option<&str>,
     ) -> Result<ModelId, ApiError> {
-        let found = name.map_or(Some(ModelId(0)), |name| self.find(name));
-        let core = self.lock();
-        let setting = core.table.setting(found.unwrap_or(ModelId(0)));
-        let ModelSetting {
-            names, other_names, ..
-        } = setting;
-        let first = names.first().map(String::as_str);
-        if let Some(name) = name.or(first) {
-            context.check_names(names_like(names, other_names, name), name)?;
+        let Some(name) = name else {
+            return self.first_model(context);
+        };
+        let found = self.find(name);
+        let setting = self.setting(found.unwrap_or(ModelId(0)));
+        check_name(context, &setting, name)?;
+        found.ok_or_else(|| ApiError::model_not_found(name, &self.names(context)))
+    }
+
+    /// Returns the first model whose own name the caller's key permits.
+    fn first_model(&self, context: &CallContext) -> Result<ModelId, ApiError> {
+        let check = |model: &ModelId| {
+            let setting = self.setting(*model);
+            let name = setting.names.first();
+            name.map_or(Ok(()), |name| check_name(context, &setting, name))
+        };
+        let mut models = (0..self.num_models()).map(ModelId);
+        match models.find(|model| check(model).is_ok()) {
+            Some(model) => Ok(model),
+            None if self.num_models() > 1 => Err(ApiError::no_model_allowed()),
+            None => check(&ModelId(0)).map(|()| ModelId(0)),
         }
-        drop(core);
-        found.ok_or_else(|| ApiError::model_not_found(name.unwrap_or_default(), &self.names()))
+    }
+
+    fn setting(&self, model: ModelId) -> ModelSetting {
+        self.lock().table.setting(model).clone()
     }
 
     fn state(&self, model: ModelId) -> Option<Arc<ServerState>> {
         self.lock().slots[model.0].state.clone()
     }
 
-    /// Returns the names of all models.
-    pub(crate) fn names(&self) -> Vec<String> {
-        let core = self.lock();
-        let ids = (0..core.slots.len()).map(ModelId);
-        ids.flat_map(|model| core.table.setting(model).names.clone())
-            .collect()
+    /// Returns the models' names that the caller's key may use.
+    pub(crate) fn names(&self, context: &CallContext) -> Vec<String> {
+        let settings = (0..self.num_models()).map(|index| self.setting(ModelId(index)));
+        let names = settings.flat_map(|setting| {
+            let mut names = setting.names.clone();
+            names.retain(|name| check_name(context, &setting, name).is_ok());
+            names
+        });
+        names.collect()
     }
 
     /// Returns a model for a question that loads none and is no use. The caller drops it soon.
@@ -334,9 +358,9 @@ impl ModelSet {
         self.update(|core, now_us| core.table.handle_use_end(model, now_us));
     }
 
-    /// Unloads a model when its running requests have ended.
-    pub(crate) fn ask_unload(&self, model: ModelId) {
-        self.update(|core, _| core.table.handle_unload_asked(model));
+    /// Says how long a model stays loaded after its last request, without a request of its own.
+    pub(crate) fn keep_alive(&self, model: ModelId, keep_alive: KeepAlive) {
+        self.update(|core, _| core.table.handle_keep_alive(model, keep_alive));
     }
 
     /// Unloads all models, and returns when they are unloaded, or need not be any more. Running requests end first.

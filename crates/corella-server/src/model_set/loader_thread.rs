@@ -124,7 +124,6 @@ fn reason_text(set: &ModelSet, reason: UnloadReason) -> String {
             format!("no request has used it for {idle:.0} s")
         }
         UnloadReason::Room { of } => format!("{} needs its room", set.name(of)),
-        UnloadReason::Asked => "a request asks for it".to_owned(),
         UnloadReason::Sleep { level } => format!("the server sleeps at level {level}"),
         UnloadReason::Lost => "its engine has stopped".to_owned(),
     }

@@ -43,12 +43,14 @@ pub struct ModelTable {
 pub struct ModelSetting {
     /// The first name is the model's; the others are aliases. No other model may have any of them.
     pub names: Vec<String>,
-    /// Further accepted names. If several models have one, it means the first of them.
+    /// Further accepted names. If several models have one, the table leaves it to the first of them, and to a model that
+    /// is named so.
     pub other_names: Vec<String>,
     /// A pinned model is neither evicted nor unloaded when it is idle.
     pub is_pinned: bool,
-    /// Applies until a request asks for another.
     pub keep_alive: KeepAlive,
+    /// Whether requests may ask for another `keep_alive`, which holds until the model is unloaded.
+    pub takes_keep_alive: bool,
 }
 
 /// A waiting request. Tickets are numbered in order of arrival.
@@ -114,8 +116,6 @@ pub enum UnloadReason {
     Idle { idle_us: u64 },
     /// Another model needs the room.
     Room { of: ModelId },
-    /// The operator asked for it.
-    Asked,
     /// The server was put to sleep, at this level.
     Sleep { level: u8 },
     /// The model's engine is lost.
@@ -146,13 +146,20 @@ pub enum ModelStatus {
 
 impl ModelTable {
     /// The error names a name that two models have.
-    pub fn new(settings: Vec<ModelSetting>, budget_bytes: u64) -> Result<Self, String> {
-        let mut known = Vec::new();
+    pub fn new(mut settings: Vec<ModelSetting>, budget_bytes: u64) -> Result<Self, String> {
+        let mut known: Vec<String> = Vec::new();
         for name in settings.iter().flat_map(|setting| &setting.names) {
-            if known.contains(&name) {
+            if known.contains(name) {
                 return Err(format!("two models are named `{name}`"));
             }
-            known.push(name);
+            known.push(name.clone());
+        }
+        for setting in &mut settings {
+            let ModelSetting {
+                names, other_names, ..
+            } = setting;
+            other_names.retain(|name| names.contains(name) || !known.contains(name));
+            known.extend_from_slice(other_names);
         }
         Ok(Self {
             budget_bytes,
@@ -242,11 +249,9 @@ impl ModelTable {
         self.num_tickets += 1;
     }
 
-    /// The operator asks to unload a model. Its running requests end first, and new ones load it again.
-    pub fn handle_unload_asked(&mut self, model: ModelId) {
-        let entry = &mut self.models[model.0];
-        entry.ask_unload(UnloadReason::Asked);
-        entry.wakes = false;
+    /// A request says how long a model stays, and does not use it. A model that is not loaded is left so.
+    pub fn handle_keep_alive(&mut self, model: ModelId, keep_alive: KeepAlive) {
+        self.models[model.0].change_keep_alive(keep_alive);
     }
 
     /// The operator puts the server to sleep: all models are unloaded. A request wakes its model.

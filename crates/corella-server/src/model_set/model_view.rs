@@ -35,9 +35,16 @@ impl ModelView {
 
     /// Refuses a name that the caller's key may not use.
     pub fn check_key(&self, context: &CallContext, name: &str) -> Result<(), ApiError> {
-        let ModelSetting {
-            names, other_names, ..
-        } = &self.setting;
-        context.check_names(names_like(names, other_names, name), name)
+        check_name(context, &self.setting, name)
     }
+}
+
+/// Refuses a name of a model that the caller's key may not use.
+pub fn check_name(
+    context: &CallContext,
+    setting: &ModelSetting,
+    name: &str,
+) -> Result<(), ApiError> {
+    let names = names_like(&setting.names, &setting.other_names, name);
+    context.check_names(names, name)
 }

@@ -250,7 +250,7 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// `names` are those of the models that the server has.
+    /// `names` are those of the server's models that the caller may use.
     pub fn model_not_found(model: &str, names: &[String]) -> Self {
         let model = shown(model);
         let shown_names = names.iter().take(MAX_SHOWN_NAMES);
@@ -259,14 +259,14 @@ impl ApiError {
             served.push(format!("{} more", names.len() - MAX_SHOWN_NAMES));
         }
         let served = served.join(", ");
-        Self::new(
-            StatusCode::NOT_FOUND,
-            format!(
-                "The model `{model}` does not exist; this server has {served}: ask for that, or leave `model` out."
-            ),
-        )
-        .with_param("model")
-        .with_code("model_not_found")
+        let advice = match names.is_empty() {
+            true => ", and the key permits no other.".to_owned(),
+            false => format!("; this server has {served}: ask for that, or leave `model` out."),
+        };
+        let message = format!("The model `{model}` does not exist{advice}");
+        Self::new(StatusCode::NOT_FOUND, message)
+            .with_param("model")
+            .with_code("model_not_found")
     }
 
     /// A caller asks to fetch a model from a server that fetches none.
@@ -365,6 +365,15 @@ impl ApiError {
         )
         .with_param("model")
         .with_code("model_not_found")
+    }
+
+    /// The caller's key may use none of several models by the model's own name.
+    pub fn no_model_allowed() -> Self {
+        let message =
+            "Your API key may use no model of this server that is not named: say which in `model`.";
+        Self::new(StatusCode::NOT_FOUND, message)
+            .with_param("model")
+            .with_code("model_not_found")
     }
 
     /// The caller's key has used up a limit, which has room again after `wait_us`.

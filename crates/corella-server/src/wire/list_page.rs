@@ -93,8 +93,8 @@ impl ListQuery {
     }
 }
 
-/// Undoes percent-encoding.
-fn decoded(text: &str) -> Result<String, ApiError> {
+/// Undoes the encoding of a query: `%2F` is `/`, and `+` is a space.
+pub fn decoded(text: &str) -> Result<String, ApiError> {
     let malformed = || ApiError::malformed("The query of the URL is malformed.");
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -1,10 +1,13 @@
 //! Reads the body of a request, bounded in size and time, into typed fields. Errors name the field.
 
+use std::convert::Infallible;
 use std::marker::PhantomData;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{FromRequest, Request};
+use axum::http::Extensions;
 use serde::de::{DeserializeOwned, DeserializeSeed};
 use tokio::sync::watch;
 
@@ -34,7 +37,11 @@ impl BodyReader {
     }
 
     /// Reads a body. A server that begins to drain stops waiting for it, because it would refuse the request anyway.
-    pub async fn read(&self, body: Body) -> Result<RequestBody, ApiError> {
+    pub async fn read(&self, body: impl Into<SentBody>) -> Result<RequestBody, ApiError> {
+        let body = match body.into() {
+            SentBody::Read(body) => return Ok(body),
+            SentBody::Unread(body) => body,
+        };
         let mut is_draining = self.is_draining.clone();
         tokio::select! {
             biased;
@@ -61,9 +68,9 @@ impl RequestBody {
         self.bytes.len()
     }
 
-    /// Returns the body for another reader, which counts its bytes again.
-    pub fn into_body(self) -> Body {
-        Body::from(self.bytes)
+    /// Leaves the body, with its share of the memory, for the handler's [`SentBody`].
+    pub fn leave_in(self, extensions: &mut Extensions) {
+        extensions.insert(LeftBody(Arc::new(Mutex::new(Some(self)))));
     }
 
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
@@ -122,6 +129,35 @@ impl RequestBody {
             ApiError::malformed(format!("The request body is not valid JSON: {error}."))
         })?;
         Ok(value)
+    }
+}
+
+/// The body of a request, which a layer before the handler may have read.
+pub enum SentBody {
+    Read(RequestBody),
+    Unread(Body),
+}
+
+/// Extensions have to be cloned, and a body is taken once.
+#[derive(Clone)]
+struct LeftBody(Arc<Mutex<Option<RequestBody>>>);
+
+impl From<Body> for SentBody {
+    fn from(body: Body) -> Self {
+        Self::Unread(body)
+    }
+}
+
+impl<S: Sync> FromRequest<S> for SentBody {
+    type Rejection = Infallible;
+
+    async fn from_request(mut request: Request, _: &S) -> Result<Self, Infallible> {
+        let left = request.extensions_mut().remove::<LeftBody>();
+        let read = left.and_then(|LeftBody(body)| {
+            let mut body = body.lock().unwrap_or_else(PoisonError::into_inner);
+            body.take()
+        });
+        Ok(read.map_or_else(|| Self::Unread(request.into_body()), Self::Read))
     }
 }
 

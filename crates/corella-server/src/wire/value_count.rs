@@ -46,7 +46,7 @@ impl ValueCount {
 }
 
 /// The key under which the package `serde_json` passes on a number with a fraction, an exponent or many digits.
-const LONG_NUMBER: &str = "$serde_json::private::Number";
+pub const LONG_NUMBER: &str = "$serde_json::private::Number";
 
 /// Counts the values of each field of a body.
 struct FieldCounter<'a>(&'a mut ValueCount);

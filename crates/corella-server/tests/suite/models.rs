@@ -15,7 +15,9 @@ use corella_test::wait_until_asked;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::client::{Reply, get, head, open, open_post, post, read_reply, read_until, send};
+use crate::client::{
+    Reply, get, head, open, open_post, post, post_bytes, read_reply, read_until, send,
+};
 use crate::fixture::{MODEL, Setup, TestServer};
 
 /// Each model takes this much memory.
@@ -52,7 +54,7 @@ impl ModelLoader for MockLoader {
         setup.mock = self.mocks[model.0].clone();
         let name = self.names[model.0];
         setup.serve.served_model_names = vec![name.to_owned()];
-        setup.serve.other_names = vec![format!("{name}:short")];
+        setup.serve.other_names = other_names(name);
         Ok(setup.load(self.parts.clone()))
     }
 }
@@ -69,6 +71,12 @@ struct Options {
     server: ServerConfig,
     num_in_memory: u64,
     keep_alive: KeepAlive,
+    takes_keep_alive: bool,
+}
+
+/// A short name of the model's own, and one that all models have.
+fn other_names(name: &str) -> Vec<String> {
+    vec![format!("{name}:short"), "shared".to_owned()]
 }
 
 impl Options {
@@ -78,6 +86,7 @@ impl Options {
             server: ServerConfig::default(),
             num_in_memory,
             keep_alive: KeepAlive::Forever,
+            takes_keep_alive: true,
         }
     }
 
@@ -96,9 +105,10 @@ impl Options {
         });
         let settings = self.names.iter().map(|name| ModelSetting {
             names: vec![(*name).to_owned()],
-            other_names: vec![format!("{name}:short")],
+            other_names: other_names(name),
             is_pinned: false,
             keep_alive: self.keep_alive,
+            takes_keep_alive: self.takes_keep_alive,
         });
         let config = ModelSetConfig {
             models: settings.collect(),
@@ -282,6 +292,11 @@ async fn a_sleeping_server_is_woken() {
         (refused.status, &refused.error()["param"]),
         (400, &json!("level"))
     );
+    let refused = post(server.address, "/wake_up?tags=weights", &json!({})).await;
+    assert_eq!(
+        (refused.status, &refused.error()["param"]),
+        (400, &json!("tags"))
+    );
 }
 
 #[tokio::test]
@@ -318,6 +333,9 @@ async fn ollama_requests_say_how_long_a_model_stays() {
     ask(json!("24h")).await;
     let later = expires_at().await.expect("it is loaded");
     assert!(later.starts_with("20"), "{later}");
+    // Ten thousand years are for ever: clients cannot read years of five digits.
+    ask(json!("87660000h")).await;
+    assert_eq!(expires_at().await.as_deref(), Some("9999-12-31T23:59:59Z"));
     ask(json!(0)).await;
     server.reaches(&["unloaded"]).await;
     ask(json!("24h")).await;
@@ -336,6 +354,91 @@ async fn ollama_requests_say_how_long_a_model_stays() {
         post(server.address, "/api/generate", &body).await.status,
         400
     );
+}
+
+/// The request that asks cannot hold up the others: they are admitted until the model is idle.
+#[tokio::test]
+async fn a_busy_model_that_is_to_leave_takes_further_requests() {
+    let server = Options::of(&["a"], 1).start().await;
+    let gate = &server.loader.mocks[0].gate;
+    gate.close();
+    let mut first = open_post(server.address, "/v1/completions", &ModelServer::body("a")).await;
+    server.reaches(&["loaded"]).await;
+    let body = json!({"model": "a", "keep_alive": 0});
+    let unloaded = post(server.address, "/api/generate", &body).await.json();
+    assert_eq!(unloaded["done_reason"], "unload");
+    let text = json!({"model": "a", "prompt": "x"});
+    let reply = post(server.address, "/tokenize", &text).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    gate.open();
+    assert_eq!(read_reply(&mut first).await.status, 200);
+    server.reaches(&["unloaded"]).await;
+    assert_eq!(server.loads(), [0]);
+}
+
+#[tokio::test]
+async fn a_server_without_a_time_for_idle_models_ignores_that_of_requests() {
+    let mut options = Options::of(&["a"], 1);
+    options.takes_keep_alive = false;
+    let server = options.start().await;
+    for (prompt, done_reason) in [("x", "length"), ("", "load")] {
+        let body = json!({
+            "model": "a", "prompt": prompt, "stream": false, "options": {"num_predict": 2},
+            "keep_alive": 0,
+        });
+        let reply = post(server.address, "/api/generate", &body).await;
+        assert_eq!(reply.json()["done_reason"], done_reason);
+    }
+    let running = get(server.address, "/api/ps").await.json();
+    assert_eq!(running["models"][0]["expires_at"], "9999-12-31T23:59:59Z");
+    assert_eq!(server.states().await, ["loaded"]);
+    assert_eq!(server.loads(), [0]);
+}
+
+/// Rule 37. A request that waits for its model holds its body, and the handler takes the same one.
+#[tokio::test]
+async fn the_bodies_of_waiting_requests_are_bounded_together() {
+    let mut options = Options::of(&["a", "b"], 1);
+    options.server.max_body_memory = 100_000;
+    let server = options.start().await;
+    let gate = &server.loader.mocks[0].gate;
+    gate.close();
+    let mut first = open_post(server.address, "/v1/completions", &ModelServer::body("a")).await;
+    server.reaches(&["loaded", "unloaded"]).await;
+    let padded = |num_bytes: usize| {
+        let mut body = ModelServer::body("b").to_string();
+        body.extend(std::iter::repeat_n(' ', num_bytes));
+        body
+    };
+    let large = padded(60_000);
+    let head = head("POST", "/v1/completions", &[], Some(large.len()));
+    let mut waiting = open(server.address, &head, large.as_bytes()).await;
+    server.reaches(&["loaded", "loading"]).await;
+    let refused = post_bytes(server.address, "/v1/completions", padded(50_000).as_bytes()).await;
+    assert_eq!(refused.error()["code"], "body_memory_full");
+    gate.open();
+    assert_eq!(read_reply(&mut first).await.status, 200);
+    assert_eq!(read_reply(&mut waiting).await.status, 200);
+    let reply = post_bytes(server.address, "/v1/completions", padded(50_000).as_bytes()).await;
+    assert_eq!(reply.status, 200, "the body's share is given back");
+}
+
+/// A text thread parses bodies of this size.
+#[tokio::test]
+async fn a_large_body_chooses_its_model_and_has_the_bound_on_values() {
+    let server = Options::of(&["a", "b"], 2).start().await;
+    let mut body = ModelServer::body("b").to_string();
+    body.extend(std::iter::repeat_n(' ', 300_000));
+    let reply = post_bytes(server.address, "/v1/completions", body.as_bytes()).await;
+    assert_eq!(reply.json()["model"], "b");
+    let mut body = ModelServer::body("b");
+    body["stream"] = json!(vec![json!([]); 150_000]);
+    let refused = post(server.address, "/v1/completions", &body).await;
+    assert_eq!(
+        (refused.status, &refused.error()["param"]),
+        (400, &json!("stream"))
+    );
+    assert!(refused.text().contains("values"), "{}", refused.text());
 }
 
 #[tokio::test]
@@ -406,8 +509,12 @@ async fn names_choose_the_model_and_unknown_ones_load_none() {
         .await
         .json();
     assert_eq!(first["model"], "a");
-    let props = get(server.address, "/props?model=b").await.json();
-    assert_eq!(props["model_alias"], "b");
+    for query in ["model=b", "x=1&model=%62%3ashort"] {
+        let props = get(server.address, &format!("/props?{query}")).await.json();
+        assert_eq!(props["model_alias"], "b", "{query}");
+    }
+    let malformed = get(server.address, "/props?model=%6").await;
+    assert_eq!(malformed.status, 400);
 }
 
 #[tokio::test]
@@ -434,6 +541,88 @@ async fn a_key_loads_only_its_models() {
     );
     let list = send(server.address, &list, b"").await.json();
     assert_eq!(list["data"].as_array().map(Vec::len), Some(1));
+}
+
+/// Questions without a name, and errors, show a key its own models only.
+#[tokio::test]
+async fn a_key_sees_only_its_models() {
+    let server = with_key(&["b", "unknown"]).await;
+    let ask = async |method: &str, path: &str, body: &Value| {
+        let body = match method {
+            "GET" => String::new(),
+            _ => body.to_string(),
+        };
+        let length = (method != "GET").then_some(body.len());
+        let headers = [("authorization", "Bearer secret")];
+        let head = head(method, path, &headers, length);
+        send(server.address, &head, body.as_bytes()).await
+    };
+    let get = async |path: &str| ask("GET", path, &Value::Null).await;
+    let asleep = get("/props").await;
+    assert_eq!(asleep.error()["code"], "model_asleep");
+    assert!(asleep.text().contains("`b`"), "{}", asleep.text());
+    let body = json!({"prompt": "x", "max_tokens": 1});
+    let reply = ask("POST", "/v1/completions", &body).await;
+    assert_eq!(reply.json()["model"], "b", "{}", reply.text());
+    assert_eq!(server.loads(), [1]);
+    assert_eq!(get("/props").await.json()["model_alias"], "b");
+    for path in ["/props?model=a", "/slots?model=a", "/engine/events?model=a"] {
+        assert_eq!(get(path).await.status, 404, "{path}");
+    }
+    let unknown = ask("POST", "/v1/completions", &ModelServer::body("unknown")).await;
+    assert_eq!(unknown.error()["code"], "model_not_found");
+    assert!(!unknown.text().contains("`a`"), "{}", unknown.text());
+    assert!(unknown.text().contains("`b`"), "{}", unknown.text());
+    // Ollama's form of errors has the text only.
+    let pull = ask("POST", "/api/pull", &json!({"model": "unknown"})).await;
+    assert_eq!(pull.status, 404);
+    assert!(!pull.text().contains("`a`"), "{}", pull.text());
+}
+
+#[tokio::test]
+async fn a_key_without_a_model_of_the_server_is_told_so() {
+    let server = with_key(&["unknown"]).await;
+    for body in [ModelServer::body("unknown"), json!({"prompt": "x"})] {
+        let body = body.to_string();
+        let headers = [("authorization", "Bearer secret")];
+        let head = head("POST", "/v1/completions", &headers, Some(body.len()));
+        let refused = send(server.address, &head, body.as_bytes()).await;
+        assert_eq!(refused.error()["code"], "model_not_found");
+        for name in ["`a`", "`b`"] {
+            assert!(!refused.text().contains(name), "{}", refused.text());
+        }
+    }
+    assert_eq!(server.loads(), [] as [usize; 0]);
+}
+
+/// The name means the first model that has it, and permits no other.
+#[tokio::test]
+async fn a_short_name_of_several_models_permits_the_first() {
+    let server = with_key(&["shared"]).await;
+    let ask = async |model: &str| {
+        let body = ModelServer::body(model).to_string();
+        let headers = [("authorization", "Bearer secret")];
+        let head = head("POST", "/v1/completions", &headers, Some(body.len()));
+        send(server.address, &head, body.as_bytes()).await.status
+    };
+    assert_eq!(ask("b").await, 404);
+    assert_eq!(ask("a").await, 200);
+    assert_eq!(ask("shared").await, 200);
+    assert_eq!(server.loads(), [0]);
+    let server = Options::of(&["a", "b"], 2).start().await;
+    let tags = get(server.address, "/api/tags").await.json();
+    let tags = tags["models"].as_array().expect("a list");
+    let names: Vec<_> = tags.iter().map(|model| &model["name"]).collect();
+    assert_eq!(names, ["a", "a:short", "shared", "b", "b:short"]);
+}
+
+/// Models `a` and `b`, and a key that may use these names.
+async fn with_key(models: &[&str]) -> ModelServer {
+    let mut options = Options::of(&["a", "b"], 2);
+    let mut key = ApiKey::unlimited("one", "secret");
+    key.models = Some(models.iter().map(|&name| name.to_owned()).collect());
+    options.server.api_keys = vec![key];
+    options.start().await
 }
 
 #[tokio::test]

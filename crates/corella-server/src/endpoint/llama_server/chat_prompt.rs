@@ -1,6 +1,5 @@
 //! `/apply-template`: a conversation's text by the chat template.
 
-use axum::body::Body;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::json;
@@ -12,6 +11,7 @@ use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
+use crate::wire::request_body::SentBody;
 
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
@@ -19,7 +19,10 @@ struct ModelField {
     model: Option<String>,
 }
 
-pub async fn apply_template(UsedModel(state): UsedModel, body: Body) -> Result<Response, ApiError> {
+pub async fn apply_template(
+    UsedModel(state): UsedModel,
+    body: SentBody,
+) -> Result<Response, ApiError> {
     let body = state.parts.bodies.read(body).await?;
     let num_bytes = body.num_bytes();
     let apply = move |served: &ServedModel, caller: &Caller| {

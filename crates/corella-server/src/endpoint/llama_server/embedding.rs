@@ -1,6 +1,5 @@
 //! `/embedding`: a vector of each text, in llama-server's shape.
 
-use axum::body::Body;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +16,7 @@ use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
-use crate::wire::request_body::RequestBody;
+use crate::wire::request_body::{RequestBody, SentBody};
 
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
@@ -38,7 +37,7 @@ struct Embedding {
 pub async fn embedding(
     UsedModel(state): UsedModel,
     context: CallContext,
-    body: Body,
+    body: SentBody,
 ) -> Result<Response, ApiError> {
     let prepare = |served: &ServedModel, body: &RequestBody, caller: &Caller| {
         let pooling: PoolingFields = body.parse()?;

@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use axum::body::Body;
 use axum::response::Response;
 use corella_core::Namespace;
 use serde::{Deserialize, Serialize};
@@ -20,7 +19,7 @@ use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
-use crate::wire::request_body::RequestBody;
+use crate::wire::request_body::{RequestBody, SentBody};
 
 use super::options::{check_options, served_model};
 
@@ -43,7 +42,7 @@ struct OlderFields {
 pub async fn embed(
     UsedModel(state): UsedModel,
     context: CallContext,
-    body: Body,
+    body: SentBody,
 ) -> Result<Response, ApiError> {
     let start = Instant::now();
     let prepare = |served: &ServedModel, body: &RequestBody, caller: &Caller| {
@@ -79,7 +78,7 @@ pub async fn embed(
 pub async fn embeddings(
     UsedModel(state): UsedModel,
     context: CallContext,
-    body: Body,
+    body: SentBody,
 ) -> Result<Response, ApiError> {
     let prepare = |served: &ServedModel, body: &RequestBody, caller: &Caller| {
         check_options(body, served, caller, Endpoint::OllamaEmbeddings)?;

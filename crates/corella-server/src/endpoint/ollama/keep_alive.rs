@@ -3,20 +3,18 @@
 use std::time::Duration;
 
 use axum::response::Response;
-use serde::Deserialize;
-use serde_json::Value;
 
 use super::answer::{Door, unload_line};
 use crate::config::keep_alive::KeepAlive;
 use crate::wire::api_error::ApiError;
-use crate::wire::request_body::RequestBody;
+use crate::wire::shallow_value::{Emptiness, ShallowValue};
 
 /// Reads a number of seconds, or a duration such as `"5m"`. A negative one means for ever.
-pub fn keep_alive(field: Option<&Value>) -> Result<Option<KeepAlive>, ApiError> {
+pub fn keep_alive(field: Option<&ShallowValue>) -> Result<Option<KeepAlive>, ApiError> {
     let seconds = match field {
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::Number(seconds)) => seconds.as_f64(),
-        Some(Value::String(text)) => duration_s(text),
+        None => return Ok(None),
+        Some(ShallowValue::Number(seconds)) => Some(*seconds),
+        Some(ShallowValue::Text(text)) => duration_s(text),
         Some(_) => None,
     };
     let seconds = seconds.ok_or_else(|| {
@@ -62,34 +60,28 @@ fn duration_s(text: &str) -> Option<f64> {
 pub fn unloaded_answer(
     path: &str,
     model: &str,
-    body: &RequestBody,
-) -> Result<Option<Response>, ApiError> {
-    #[derive(Deserialize)]
-    struct Fields {
-        prompt: Option<Value>,
-        messages: Option<Value>,
-    }
-    let door = match path {
-        "/api/chat" => Door::Chat,
-        "/api/generate" => Door::Generate,
-        _ => return Ok(None),
+    prompt: Option<Emptiness>,
+    messages: Option<Emptiness>,
+) -> Option<Response> {
+    let (door, input) = match path {
+        "/api/chat" => (Door::Chat, messages),
+        "/api/generate" => (Door::Generate, prompt),
+        _ => return None,
     };
-    let Fields { prompt, messages } = body.count()?;
-    let is_empty = match (door, prompt, messages) {
-        (Door::Chat, _, messages) => messages.is_none_or(|list| {
-            let list = list.as_array();
-            list.is_some_and(Vec::is_empty)
-        }),
-        (Door::Generate, prompt, _) => prompt.is_none_or(|prompt| prompt == ""),
-    };
-    Ok(is_empty.then(|| unload_line(model, door)))
+    let is_empty = input.is_none_or(|Emptiness(is_empty)| is_empty);
+    is_empty.then(|| unload_line(model, door))
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+
+    fn read(field: &Value) -> Result<Option<KeepAlive>, ApiError> {
+        let field = serde_json::from_value(field.clone()).expect("any value has an outline");
+        keep_alive(Option::as_ref(&field))
+    }
 
     #[test]
     fn numbers_are_seconds_and_texts_are_durations() {
@@ -105,18 +97,14 @@ mod tests {
             (json!("+250ms"), 0.25),
         ] {
             let expected = KeepAlive::For(Duration::from_secs_f64(seconds));
-            assert_eq!(keep_alive(Some(&field)), Ok(Some(expected)), "{field}");
+            assert_eq!(read(&field), Ok(Some(expected)), "{field}");
         }
     }
 
     #[test]
     fn negative_durations_mean_for_ever() {
         for field in [json!(-1), json!("-1m"), json!("-1ns"), json!(1e300)] {
-            assert_eq!(
-                keep_alive(Some(&field)),
-                Ok(Some(KeepAlive::Forever)),
-                "{field}"
-            );
+            assert_eq!(read(&field), Ok(Some(KeepAlive::Forever)), "{field}");
         }
     }
 
@@ -131,10 +119,10 @@ mod tests {
             json!(true),
             json!([]),
         ] {
-            let error = keep_alive(Some(&field)).expect_err("it is no duration");
+            let error = read(&field).expect_err("it is no duration");
             assert_eq!(error.param(), Some("keep_alive"), "{field}");
         }
         assert_eq!(keep_alive(None), Ok(None));
-        assert_eq!(keep_alive(Some(&Value::Null)), Ok(None));
+        assert_eq!(read(&Value::Null), Ok(None));
     }
 }

@@ -1,9 +1,8 @@
 //! Facts about models and the server for Ollama's clients.
 
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use corella_text::{ChatTemplate, FillInMiddle};
@@ -23,11 +22,14 @@ use crate::state::server_state::ServerState;
 use crate::wire::api_error::ApiError;
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
+use crate::wire::request_body::SentBody;
 
 /// The version of Ollama's API. Clients ask for it before they use newer features.
 const OLLAMA_VERSION: &str = "0.13.0";
-/// The date of a model that is never unloaded: clients expect one.
+/// The date of a model that is never unloaded: clients expect one, and cannot read later ones.
 const NEVER: &str = "9999-12-31T23:59:59Z";
+/// `NEVER` in seconds since 1970.
+const NEVER_UNIX_S: u64 = 253_402_300_799;
 
 /// Returns the entry of a model in a list. `size` is the size of the weights in memory if `is_running`, else the size
 /// of the files. A model that was never loaded has no facts.
@@ -46,12 +48,16 @@ fn model(models: &ModelSet, view: &ModelView, name: &str, is_running: bool) -> V
     });
     if is_running {
         model["size"] = json!(facts.weight_bytes);
-        let expires_at = view.expires_at.map(timestamp);
-        model["expires_at"] = json!(expires_at.unwrap_or_else(|| NEVER.to_owned()));
+        model["expires_at"] = json!(expiry(view.expires_at));
         model["size_vram"] = json!(facts.gpu_weight_bytes);
         model["context_length"] = json!(config.map(|config| config.max_model_len));
     }
     model
+}
+
+fn expiry(time: Option<SystemTime>) -> String {
+    let time = time.filter(|time| *time < UNIX_EPOCH + Duration::from_secs(NEVER_UNIX_S));
+    time.map_or_else(|| NEVER.to_owned(), timestamp)
 }
 
 fn modified_at(models: &ModelSet, view: &ModelView, name: &str) -> String {
@@ -147,7 +153,7 @@ pub async fn show_model(
     State(models): State<ModelSet>,
     UsedModel(state): UsedModel,
     context: CallContext,
-    body: Body,
+    body: SentBody,
 ) -> Result<Response, ApiError> {
     let body = state.parts.bodies.read(body).await?;
     let fields: ShowFields = body.parse()?;

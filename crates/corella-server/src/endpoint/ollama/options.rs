@@ -18,6 +18,7 @@ use crate::wire::field_check::FieldCheck;
 use crate::wire::field_table::Endpoint;
 use crate::wire::field_table::ollama::OPTIONS;
 use crate::wire::request_body::RequestBody;
+use crate::wire::shallow_value::ShallowValue;
 
 /// The fields as sent; `null` counts as absent.
 #[derive(Deserialize)]
@@ -53,7 +54,7 @@ struct OptionFields {
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct OptionNames {
-    keep_alive: Option<Value>,
+    keep_alive: Option<ShallowValue>,
     options: Option<Map<String, Value>>,
 }
 

@@ -36,7 +36,7 @@ pub async fn pull_model(
     let known = [&*asked, untagged]
         .into_iter()
         .find(|name| models.find(name).is_some());
-    let known = known.ok_or_else(|| ApiError::not_pulled(&asked, &models.names()))?;
+    let known = known.ok_or_else(|| ApiError::not_pulled(&asked, &models.names(&context)))?;
     models.check_key(&context, Some(known))?;
     if fields.stream == Some(false) {
         return Ok(json_response(&json!({"status": "success"})));

@@ -199,9 +199,15 @@ impl ModelEntry {
         });
     }
 
+    pub fn change_keep_alive(&mut self, keep_alive: KeepAlive) {
+        if self.setting.takes_keep_alive {
+            self.keep_alive = keep_alive;
+        }
+    }
+
     pub fn begin_use(&mut self, request: &Waiting, now_us: u64) {
         if let Some(keep_alive) = request.keep_alive {
-            self.keep_alive = keep_alive;
+            self.change_keep_alive(keep_alive);
         }
         let State::Loaded(loaded) = &mut self.state else {
             unreachable!("a request uses a model that is not loaded");

@@ -37,16 +37,6 @@ enum Event {
     Done,
 }
 
-/// Whether the operator wants a model unloaded when its uses have ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum Leave {
-    #[default]
-    No,
-    Asked,
-    /// Until the server wakes.
-    Sleep,
-}
-
 /// The facts about a model, kept apart from the table.
 #[derive(Default)]
 struct Fact {
@@ -57,7 +47,8 @@ struct Fact {
     is_loading: bool,
     is_loaded: bool,
     is_lost: bool,
-    leave: Leave,
+    /// Whether the model is to be unloaded when its uses have ended, unless the server wakes before.
+    is_to_sleep: bool,
     num_uses: u64,
     last_use_us: u64,
     keep_alive: Option<u64>,
@@ -102,6 +93,7 @@ impl Run {
                 other_names: Vec::new(),
                 is_pinned,
                 keep_alive: KeepAlive::For(Duration::from_micros(default_keep_us)),
+                takes_keep_alive: true,
             });
         }
         Self {
@@ -141,21 +133,19 @@ impl Run {
         match self.random.below(60) {
             0 => self.lose(index),
             1 => {
-                self.table.handle_unload_asked(model);
-                self.note_leave(index, Leave::Asked);
+                self.table.handle_keep_alive(model, KeepAlive::NONE);
+                self.facts[index].keep_alive = Some(0);
             }
             2 => {
                 self.table.handle_sleep(1);
                 for index in 0..self.facts.len() {
-                    self.note_leave(index, Leave::Sleep);
+                    self.note_sleep(index);
                 }
             }
             3 => {
                 self.table.handle_wake(self.now_us);
                 for fact in &mut self.facts {
-                    if fact.leave == Leave::Sleep {
-                        fact.leave = Leave::No;
-                    }
+                    fact.is_to_sleep = false;
                 }
             }
             4 => self.table.handle_load_asked(model, self.now_us),
@@ -176,13 +166,10 @@ impl Run {
         actions.any(|action| matches!(action, ModelAction::Unload(model, _) if model.0 == index))
     }
 
-    fn note_leave(&mut self, index: usize, leave: Leave) {
+    fn note_sleep(&mut self, index: usize) {
         let is_unloading = self.loader_unloads(index);
         let fact = &mut self.facts[index];
-        let is_there = (fact.is_loaded || fact.is_loading) && !is_unloading;
-        if is_there && fact.leave != Leave::Asked {
-            fact.leave = leave;
-        }
+        fact.is_to_sleep |= (fact.is_loaded || fact.is_loading) && !is_unloading;
     }
 
     fn request(&mut self, index: usize) {
@@ -201,7 +188,7 @@ impl Run {
             .handle_request(ModelId(index), keep_alive, self.now_us)
         {
             Admission::Ready => {
-                assert_eq!(self.facts[index].leave, Leave::No);
+                assert!(!self.facts[index].is_to_sleep);
                 self.begin_use(index, keep_us);
             }
             Admission::Wait(Ticket(ticket)) => {
@@ -269,7 +256,7 @@ impl Run {
                 fact.refused_until_us = now_us + 30 * S;
                 fact.held_bytes = 0;
                 fact.is_loading = false;
-                fact.leave = Leave::No;
+                fact.is_to_sleep = false;
                 let reason = "a tensor is missing".to_owned();
                 self.table.handle_load_failed(model, reason, now_us);
             }
@@ -277,7 +264,6 @@ impl Run {
                 let fact = &mut self.facts[model.0];
                 (fact.is_loading, fact.is_loaded) = (false, true);
                 fact.last_use_us = now_us;
-                fact.keep_alive = None;
                 self.table.handle_loaded(model, now_us);
             }
             ModelAction::Unload(model, _) => {
@@ -335,6 +321,7 @@ impl Run {
         let fact = &mut self.facts[index];
         assert!(fact.held_bytes == 0, "a loaded model is loaded");
         fact.is_loading = true;
+        fact.keep_alive = None;
         fact.held_bytes = fact.bytes;
         let held_bytes: u64 = self.facts.iter().map(|fact| fact.held_bytes).sum();
         assert!(held_bytes <= self.budget_bytes, "the budget is exceeded");
@@ -355,9 +342,9 @@ impl Run {
                 self.check_victim(index);
             }
             UnloadReason::Lost => assert!(fact.is_lost),
-            UnloadReason::Asked | UnloadReason::Sleep { .. } => assert_ne!(fact.leave, Leave::No),
+            UnloadReason::Sleep { .. } => assert!(fact.is_to_sleep),
         }
-        self.facts[index].leave = Leave::No;
+        self.facts[index].is_to_sleep = false;
     }
 
     /// No idle model whose last use is longer ago would have freed as much.
@@ -397,7 +384,7 @@ impl Run {
     fn lasting_bytes(&self) -> u64 {
         let stays = |index: &usize| {
             let fact = &self.facts[*index];
-            let is_left = fact.is_lost || fact.leave != Leave::No || self.loader_unloads(*index);
+            let is_left = fact.is_lost || fact.is_to_sleep || self.loader_unloads(*index);
             fact.is_pinned && !is_left
         };
         let lasting = (0..self.facts.len()).filter(stays);

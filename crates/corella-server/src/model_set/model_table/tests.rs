@@ -23,6 +23,7 @@ fn setting(names: &[&str]) -> ModelSetting {
         other_names: Vec::new(),
         is_pinned: false,
         keep_alive: KeepAlive::For(Duration::from_secs(300)),
+        takes_keep_alive: true,
     }
 }
 
@@ -247,9 +248,9 @@ fn a_pinned_model_stays() {
     script.wait(C);
     assert_eq!(script.actions(), [unload_for(B, C)]);
     // The operator can unload it.
-    script.table.handle_unload_asked(A);
-    let asked = ModelAction::Unload(A, UnloadReason::Asked);
-    assert_eq!(script.actions(), [asked]);
+    script.table.handle_sleep(1);
+    let sleep = UnloadReason::Sleep { level: 1 };
+    assert!(script.actions().contains(&ModelAction::Unload(A, sleep)));
 }
 
 #[test]
@@ -483,15 +484,15 @@ fn a_server_that_wakes_in_time_keeps_its_model() {
 }
 
 #[test]
-fn requests_after_an_unload_load_the_model_again() {
+fn requests_after_a_sleep_load_the_model_again() {
     let mut script = Script::new(&[2], &[], 8);
     script.load(A);
-    script.table.handle_unload_asked(A);
+    script.table.handle_sleep(1);
     let later = script.wait(A);
     assert_eq!((script.actions(), script.answers()), (vec![], vec![]));
     script.end_use(A);
-    let asked = ModelAction::Unload(A, UnloadReason::Asked);
-    assert_eq!(script.actions(), [asked]);
+    let sleep = UnloadReason::Sleep { level: 1 };
+    assert_eq!(script.actions(), [ModelAction::Unload(A, sleep)]);
     script.unloaded(A);
     assert_eq!(script.actions(), [ModelAction::Load(A)]);
     script.table.handle_loaded(A, script.now_us);
@@ -529,4 +530,43 @@ fn models_are_found_by_any_name() {
     let only_short = vec![with_other(&["x"], "s"), with_other(&["y"], "s")];
     let table = ModelTable::new(only_short, 0).expect("names differ");
     assert_eq!(table.find("s"), Some(A));
+    let others = [A, B].map(|model| table.setting(model).other_names.clone());
+    assert_eq!(others, [vec!["s".to_owned()], vec![]]);
+}
+
+#[test]
+fn a_busy_model_that_is_to_leave_takes_requests_until_it_is_idle() {
+    let mut script = Script::new(&[2], &[], 8);
+    // A model that is not loaded is not loaded to be unloaded.
+    script.table.handle_keep_alive(A, KeepAlive::NONE);
+    assert_eq!(script.actions(), []);
+    script.load(A);
+    script.table.handle_keep_alive(A, KeepAlive::NONE);
+    assert_eq!(script.request(A), Admission::Ready);
+    script.end_use(A);
+    assert_eq!(script.actions(), []);
+    script.end_use(A);
+    let idle = UnloadReason::Idle { idle_us: 0 };
+    assert_eq!(script.actions(), [ModelAction::Unload(A, idle)]);
+}
+
+#[test]
+fn a_model_whose_time_is_fixed_stays() {
+    let fixed = ModelSetting {
+        keep_alive: KeepAlive::Forever,
+        takes_keep_alive: false,
+        ..setting(&["a"])
+    };
+    let mut script = Script::new(&[2], &[], 8);
+    script.table = ModelTable::new(vec![fixed], 8).expect("it has its name alone");
+    script.load(A);
+    script.table.handle_keep_alive(A, KeepAlive::NONE);
+    let admission = script.table.handle_request(A, Some(KeepAlive::NONE), 0);
+    assert_eq!(admission, Admission::Ready);
+    script.end_use(A);
+    script.end_use(A);
+    assert_eq!(
+        (script.actions(), script.table.next_deadline()),
+        (vec![], None)
+    );
 }

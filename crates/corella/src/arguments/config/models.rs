@@ -87,6 +87,7 @@ fn settings(args: &ServeArgs, sources: &[ModelSource]) -> Vec<ModelSetting> {
             },
             is_pinned: false,
             keep_alive: args.models.keep_alive.unwrap_or(keep_alive),
+            takes_keep_alive: sources.len() > 1 || args.models.keep_alive.is_some(),
         }
     });
     settings.collect()
@@ -186,6 +187,7 @@ mod tests {
         let (models, options) = read("m/a m/b").unwrap();
         let models = models.expect("they are unloaded");
         assert_eq!(models.settings[0].keep_alive, KeepAlive::For(KEEP_ALIVE));
+        assert!(models.settings[0].takes_keep_alive);
         assert!(models.memory_bytes <= host_bytes() / 5 * 4);
         assert_eq!(options.shared_memory_bytes, Some(models.memory_bytes));
     }
@@ -204,6 +206,9 @@ mod tests {
                 false => KeepAlive::Forever,
             };
             assert_eq!(models.settings[0].keep_alive, keep_alive, "{words}");
+            // Without the option, a request cannot unload the model.
+            let takes = models.settings[0].takes_keep_alive;
+            assert_eq!(takes, words.contains("10m"), "{words}");
             assert_eq!(options.shared_memory_bytes, None, "{words}");
             assert_eq!(options.device, Device::Auto, "{words}");
         }
