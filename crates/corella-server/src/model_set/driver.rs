@@ -25,7 +25,7 @@ use crate::state::server_parts::ServerParts;
 use crate::state::server_state::ServerState;
 use crate::wire::api_error::ApiError;
 
-/// Drives a [`ModelTable`]: requests take their uses here, and a thread loads and unloads models. Clones share the
+/// Drives a `ModelTable`: requests take their uses here, and a thread loads and unloads models. Clones share the
 /// models.
 #[derive(Clone)]
 pub struct ModelSet(Arc<Shared>);
