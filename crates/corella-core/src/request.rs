@@ -165,7 +165,7 @@ pub struct RequestOutput {
 // Each token moves an output. One of more than 128 bytes made a decode step's update a fifth slower.
 const _: () = assert!(size_of::<RequestOutput>() <= 128);
 
-/// What the prefix cache did for a prompt.
+/// The tokens of a prompt that the prefix cache had, fetched and retains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheUse {
     /// Prompt tokens whose KV came from the prefix cache at first admission.

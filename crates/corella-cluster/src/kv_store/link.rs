@@ -1,4 +1,4 @@
-//! A registration at the server, and what it can be asked for.
+//! A registration at LMCache's server, and the calls that need it.
 //!
 //! The server forgets registrations when it restarts, and after an hour without a call. Then it says that it has no
 //! chunks, or answers with errors. So the registration is repeated every few seconds.

@@ -169,7 +169,7 @@ impl Wanted {
             .ok()
     }
 
-    /// Fills the granted pages from chunks, of which a look-up has found `num_chunks`.
+    /// Fills the granted pages from the first `num_chunks` chunks, which a look-up has found.
     async fn fetch(self, grant: FetchGrant, num_chunks: u32) {
         let (store, link, tokens) = (&self.store, &self.link, &self.list.tokens);
         let begun = Instant::now();

@@ -74,7 +74,7 @@ async fn plain_answer(prompt: &[TokenId]) -> Vec<TokenId> {
     ask(&engine(&model(64)), prompt).await
 }
 
-/// A prompt of three whole chunks, of which no token is the last one, and a part of a fourth.
+/// A prompt of three whole chunks and a part of a fourth, so that no whole chunk has the last token.
 fn prompt(seed: u32) -> Vec<TokenId> {
     (0..3 * CHUNK as u32 + 6)
         .map(|at| (at * at + seed) % 49 + 1)

@@ -1,4 +1,4 @@
-//! A read of a path's pages, of which the threads of several disks take their shares at the same time.
+//! A read of a path's pages. The thread of each disk reads its share at the same time.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -250,7 +250,7 @@ fn open_with(files: Vec<LossyFile>, state_parts: StateParts) -> PageStore<LossyF
     )
 }
 
-/// The size of a disk with all slots, and those of two disks, one of which has a third of them.
+/// One disk with all slots, and two disks with a third and two thirds of them.
 fn sizes(num_slots: u32) -> [Vec<u64>; 2] {
     let size = |num_slots: u32| {
         LABEL_BYTES as u64 + u64::from(num_slots) * SHAPE.slot_bytes() as u64 + 100

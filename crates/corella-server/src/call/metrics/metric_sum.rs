@@ -32,7 +32,7 @@ enum Kind {
 }
 
 impl MetricSum {
-    /// Reads what a registry has encoded.
+    /// Reads the text of a registry.
     pub fn of(text: &str) -> Self {
         let mut sum = Self::default();
         let mut family = None;
