@@ -156,11 +156,6 @@ impl RequestState {
         core::mem::take(&mut self.request.exports_kv)
     }
 
-    /// Whether beginnings of the prompt are still to be retained.
-    pub fn wants_retention(&self) -> bool {
-        !self.request.retentions.is_empty()
-    }
-
     pub fn take_retentions(&mut self) -> Vec<Retention> {
         core::mem::take(&mut self.request.retentions)
     }

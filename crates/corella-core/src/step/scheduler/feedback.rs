@@ -186,14 +186,16 @@ impl Scheduler {
         match state.phase() {
             Phase::Leaving(Leaving::Finished | Leaving::Reset) => {}
             Phase::Running | Phase::Leaving(Leaving::Preempted) => {
-                state.note_computed(span.end, span.num_logprobs);
+                let completes_prompt = state.note_computed(span.end, span.num_logprobs);
                 if let Some(speculator) = state.speculator_mut()
                     && span.num_drafts > 0
                 {
                     speculator.note_checked(span.num_drafts, samples.len() as u32 - 1);
                 }
-                let is_last = state.max_tokens() == 0 && span.end == state.num_prompt_tokens();
-                self.retain_prefixes(index);
+                let is_last = completes_prompt && state.max_tokens() == 0;
+                if completes_prompt {
+                    self.retain_prefixes(index);
+                }
                 if !logprobs.is_empty() {
                     self.emit_logprobs(index, logprobs);
                 }
@@ -201,7 +203,9 @@ impl Scheduler {
                     true => self.finish(index, FinishReason::Length, None),
                     false => self.append_tokens(index, samples),
                 }
-                self.give_back_pages(index);
+                if self.kv.has_windows() {
+                    self.give_back_pages(index);
+                }
             }
             Phase::Waiting | Phase::Receiving | Phase::Arrived => {
                 unreachable!("a step names a request without a slot")

@@ -18,14 +18,10 @@ impl SchedulerConfig {
 }
 
 impl Scheduler {
-    /// Retains the marked beginnings of a request's prompt, once a returned step has computed the whole prompt. A
-    /// prefix that is retained already gets a later end.
+    /// Retains the marked beginnings of a prompt that a returned step has completed. A prefix that is retained already
+    /// gets a later end.
     pub(super) fn retain_prefixes(&mut self, index: RequestIndex) {
-        let state = &mut self.requests[index];
-        if !state.wants_retention() || state.num_computed_tokens() < state.num_prompt_tokens() {
-            return;
-        }
-        let wanted = state.take_retentions();
+        let wanted = self.requests[index].take_retentions();
         if !self.config.enable_prefix_caching || self.config.max_retained_pages == 0 {
             return;
         }

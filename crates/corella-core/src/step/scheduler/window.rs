@@ -79,11 +79,8 @@ impl Scheduler {
         false
     }
 
-    /// Gives back the pages that no later query of a running request reads.
+    /// Gives back the pages in groups with windows that no later query of a running request reads.
     pub(super) fn give_back_pages(&mut self, index: RequestIndex) {
-        if !self.kv.has_windows() {
-            return;
-        }
         // The request may just have ended.
         let still_runs = self
             .requests
