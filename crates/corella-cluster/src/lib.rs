@@ -8,6 +8,7 @@
 //!
 //! * `clock`: the time for state machines.
 //! * `driver`: passes facts and the time to a state machine, and carries out its actions.
+//! * `metric`: encodes a metric that is read at each scrape.
 //! * `peer_log`: limits log lines about a peer.
 //! * `tls`: secures connections between nodes.
 //! * `registry`: lists the nodes.
@@ -25,6 +26,7 @@ mod driver;
 mod exporter;
 pub mod kv_connector;
 pub mod kv_store;
+mod metric;
 pub mod node;
 mod peer_log;
 mod registry;

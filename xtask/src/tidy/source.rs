@@ -2,6 +2,7 @@
 
 use super::Tree;
 use super::rust_code::{without_tests, without_text};
+use super::test_code;
 
 const MAX_LINES: usize = 800;
 const LONG_LINES: usize = 600;
@@ -110,10 +111,11 @@ pub fn long_files(tree: &Tree) -> Vec<String> {
 
 /// The lines of the crates' sources outside tests.
 pub fn num_product_lines(tree: &Tree) -> usize {
+    let test_files = test_code::files(tree);
     let is_product = |path: &str| {
         let mut parts = path.split('/');
         let is_source = parts.next() == Some("crates") && parts.nth(1) == Some("src");
-        is_source && !parts.any(|part| ["test", "tests", "test.rs", "tests.rs"].contains(&part))
+        is_source && !test_files.contains(path)
     };
     let product = tree.rust_files().filter(|(path, _)| is_product(path));
     product
@@ -203,11 +205,13 @@ mod tests {
     #[test]
     fn tests_are_no_product() {
         let code = "//! x\nfn f() {}\n#[cfg(test)]\nmod tests {\n}\n";
-        let lines = |path: &str| num_product_lines(&Tree::of(&[(path, code)]));
+        let parent = ("crates/a/src/b.rs", "#[cfg(test)]\nmod model;\nmod c;\n");
+        let lines = |path: &str| num_product_lines(&Tree::of(&[parent, (path, code)])) - 1;
         assert_eq!(lines("crates/a/src/b/c.rs"), 2);
         for path in [
             "crates/a/src/b/tests.rs",
-            "crates/a/src/tests/c.rs",
+            "crates/a/src/b/model.rs",
+            "crates/a/src/b/model/d.rs",
             "crates/a/tests/c.rs",
             "xtask/src/a.rs",
         ] {

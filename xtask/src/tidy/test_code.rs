@@ -1,11 +1,33 @@
 //! The parts of the Rust sources compiled only for tests.
 
+use std::collections::HashSet;
+
 use super::Tree;
 use super::rust_code::{has_word, without_text};
 
 /// Returns the test code of each crate's files, by path. Comments, literals and all other code become spaces; lines
 /// stay.
 pub fn of_crates(tree: &Tree) -> Vec<(&str, String)> {
+    by_file(tree)
+        .into_iter()
+        .map(|(path, code, is_test)| match is_test {
+            true => (path, code),
+            false => (path, test_items(&code)),
+        })
+        .filter(|(_, code)| !code.trim().is_empty())
+        .collect()
+}
+
+/// Returns the paths of the crates' files that only tests compile.
+pub fn files(tree: &Tree) -> HashSet<&str> {
+    let files = by_file(tree).into_iter();
+    files
+        .filter_map(|(path, _, is_test)| is_test.then_some(path))
+        .collect()
+}
+
+/// Returns each file of the crates with its code, and whether only tests compile the file.
+fn by_file(tree: &Tree) -> Vec<(&str, String, bool)> {
     let crates = |(path, _): &(&str, &str)| path.starts_with("crates/");
     let sources: Vec<(&str, String)> = tree
         .rust_files()
@@ -25,16 +47,9 @@ pub fn of_crates(tree: &Tree) -> Vec<(&str, String)> {
                 rest.is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
             })
     };
+    let sources = sources.into_iter();
     sources
-        .into_iter()
-        .map(|(path, code)| {
-            let code = match is_test_file(path) {
-                true => code,
-                false => test_items(&code),
-            };
-            (path, code)
-        })
-        .filter(|(_, code)| !code.trim().is_empty())
+        .map(|(path, code)| (path, code, is_test_file(path)))
         .collect()
 }
 

@@ -4,12 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Unit;
+use prometheus_client::encoding::DescriptorEncoder;
 
 use super::store::KvStore;
+use crate::metric::{counter, gauge};
 
 /// Reads the counts at each scrape.
 struct StoreMetrics(Arc<KvStore>);
@@ -30,9 +28,8 @@ impl fmt::Debug for StoreMetrics {
 impl Collector for StoreMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let stats = self.0.stats();
-        let is_on = ConstGauge::new(i64::from(stats.is_on));
         let help = "1 while LMCache's server is used, 0 while it does not answer";
-        encode(&mut encoder, "corella_kv_store_on", help, &is_on)?;
+        gauge(&mut encoder, "corella_kv_store_on", help, stats.is_on.into())?;
         let counts = [
             (
                 "corella_kv_store_chunks_stored",
@@ -71,18 +68,8 @@ impl Collector for StoreMetrics {
             ),
         ];
         for (name, help, count) in counts {
-            encode(&mut encoder, name, help, &ConstCounter::new(count))?;
+            counter(&mut encoder, name, help, count)?;
         }
         Ok(())
     }
-}
-
-fn encode(
-    encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    metric: &impl EncodeMetric,
-) -> fmt::Result {
-    let unit: Option<&Unit> = None;
-    metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
 }

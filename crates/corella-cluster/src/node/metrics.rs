@@ -4,17 +4,17 @@ use std::fmt;
 
 use corella_core::{ComputePlace, PeerStanding, StayReason};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Unit;
 
 use super::ClusterNode;
 use super::role::RunningRole;
 use crate::blocks::SourceStats;
 use crate::kv_connector::{FetchOutcome, KeptEnd, KvConnector, PromptFetchOutcome};
+use crate::metric::{counter, encode, gauge};
 use crate::session::{DecodeNode, PrefillNode, PrefillTimes};
 
 /// Metrics of the role that the node has when scraped.
@@ -243,14 +243,6 @@ fn encode_decode(node: &DecodeNode, encoder: &mut DescriptorEncoder<'_>) -> fmt:
     encode_all(encoder, &histograms)
 }
 
-fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: i64) -> fmt::Result {
-    encode(encoder, name, help, &ConstGauge::new(value))
-}
-
-fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
-    encode(encoder, name, help, &ConstCounter::new(value))
-}
-
 fn encode_all(
     encoder: &mut DescriptorEncoder<'_>,
     histograms: &[(&str, &str, &Histogram)],
@@ -259,16 +251,6 @@ fn encode_all(
         encode(encoder, name, help, histogram)?;
     }
     Ok(())
-}
-
-fn encode(
-    encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    metric: &impl EncodeMetric,
-) -> fmt::Result {
-    let unit: Option<&Unit> = None;
-    metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
 }
 
 /// The name of a peer's standing in metrics and status.
