@@ -26,9 +26,9 @@ pub fn gpu(repository: &Repository, arguments: &[String]) -> Result<(), String> 
     let pack = pack(repository)?;
     if !runs {
         println!(
-            "take this tree to a machine with a GPU, with {} in it, and run there, in a call of ten minutes each:\n\
+            "copy this tree, with {} in it, to a machine with a GPU, and run there:\n\
              \n  python3 bench/gpu.py --pack PACK --results FOLDER\n\
-             \nuntil it says that all stages are done. FOLDER has the files of the call before.",
+             \nA run takes up to ten minutes. Repeat it with the same FOLDER until it says that all stages are done.",
             pack.display()
         );
         return Ok(());

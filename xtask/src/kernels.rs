@@ -39,7 +39,7 @@ fn test_host(repository: &Repository, environment: &Path, uses_wgmma: bool) -> R
     compile.arg("-o").arg(folder.join("libcuda.so.1"));
     run(
         &mut compile,
-        "the driver that stands in does not compile, above",
+        "the stand-in for the CUDA driver does not compile, above",
     )?;
     let mut command = repository.cargo(&[
         "test",

@@ -243,7 +243,8 @@ impl<'a> Upload<'a> {
         self.matrix_of(&tensors, bias.as_deref(), k)
     }
 
-    /// Concatenated tensors, in the form of the product: integers stay integers.
+    /// Concatenates tensors in the form that the kernels multiply: integers if the tensors have a common layout, or
+    /// else floats.
     fn matrix_of(
         &mut self,
         parts: &[(&Tensor, usize)],
@@ -292,8 +293,8 @@ impl<'a> Upload<'a> {
         self.with_kernels(weights, bias.into_iter().chain(buffers).collect())
     }
 
-    /// The kernels' layout for the integers of tensors; `None` if the tensors are multiplied as floats: in f32, and if
-    /// they have no common layout.
+    /// The kernels' layout for the integers of tensors; `None` if the tensors are multiplied as floats, because
+    /// activations are f32 or the tensors have no common layout.
     fn layout(&self, parts: &[(&Tensor, usize)], k: usize) -> Option<WeightLayout> {
         if self.element == Element::F32 {
             return None;

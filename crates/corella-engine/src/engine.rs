@@ -125,7 +125,7 @@ impl Engine {
         if is_drafting != (draft_model.is_some() || executor.has_draft_head()) {
             return Err(EngineError::Config(ConfigError::new(
                 "speculation",
-                " by drafts and a draft model or a draft head need each other",
+                " by drafts needs a draft model or a draft head, and the reverse",
             )));
         }
         let max_live_requests = limits
@@ -141,9 +141,10 @@ impl Engine {
         let max_live_requests = 2 * max_live_requests as usize;
 
         let shared = Arc::new(Shared::new(config.scheduler, max_live_requests));
-        // Between two drains the channel may hold an add and an abort for each live request, and at most as many aborts
-        // of requests that have ended since. So submitting and aborting never block. A driver of loads may fill the
-        // channel. It then waits for the loop, and the loop never waits for a driver.
+        // Between two drains, the channel may hold an add and an abort for each live request, and an abort for each
+        // request that has ended since the first of these drains. The channel has room for all of them, so submitting
+        // and aborting never block. A driver of loads may fill the channel. The driver then waits for the loop, and the
+        // loop never waits for a driver.
         let (doorbell, wake_receiver) = doorbell();
         let (sender, commands) = loop_channel(4 * max_live_requests + 64, doorbell.clone());
         let kv_pages = executor.kv_pages();

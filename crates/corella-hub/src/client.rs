@@ -77,7 +77,8 @@ impl Client {
         };
         let is_printable = |token: &String| token.bytes().all(|byte| byte.is_ascii_graphic());
         if !config.token.iter().all(is_printable) {
-            let reason = "the token in HF_TOKEN or in the token file has characters that none has";
+            let reason =
+                "the token in HF_TOKEN or in the token file has characters that no token has";
             return Err(HubError::Name(reason.to_owned()));
         }
         let provider = rustls::crypto::ring::default_provider();

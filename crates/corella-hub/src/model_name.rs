@@ -86,14 +86,14 @@ impl ModelName {
         }
         if file.as_deref().is_some_and(|file| !is_safe_path(file)) {
             return Err(wrong(
-                "behind `:` stands a quantisation or the name of a GGUF file",
+                "after `:` comes a quantisation or the name of a GGUF file",
             ));
         }
         if revision
             .as_deref()
             .is_some_and(|revision| !is_safe_path(revision))
         {
-            return Err(wrong("behind `@` stands a branch, a tag or a commit"));
+            return Err(wrong("after `@` comes a branch, a tag or a commit"));
         }
         Ok(Self {
             repository: repository.to_owned(),

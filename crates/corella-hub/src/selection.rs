@@ -82,9 +82,9 @@ impl Selection {
         let models = gguf_models(paths);
         if models.is_empty() {
             return Err(HubError::Name(match wanted {
-                Some(_) => format!(
-                    "{repository} has no GGUF files: leave out what stands behind the colon"
-                ),
+                Some(_) => {
+                    format!("{repository} has no GGUF files: leave out the text after the colon")
+                }
                 None => format!(
                     "{repository} has neither {CONFIG} with safetensors nor GGUF files, and Corella \
                      reads no others"

@@ -44,12 +44,12 @@ impl Checkpoint {
         Self::from_source(Source::open(path.as_ref(), None)?)
     }
 
-    /// Opens a checkpoint whose files may become shorter while it is in use. Its reader has to ask `watch` before it uses
-    /// what it has read, and so has the owner of its weights.
+    /// Opens a checkpoint whose files may become shorter while it is in use. Callers must check `watch` before they use
+    /// data that they have read, and again after they have read weights.
     pub fn open_watched(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let watch = FileWatch::default();
         let opened = Source::open(path.as_ref(), Some(watch.clone())).and_then(Self::from_source);
-        // The loss of a page may be the reason of any other error.
+        // Any other error may come from a part of a file that was read as zeros.
         let torn = |problem| CheckpointError::new(path.as_ref().display().to_string(), problem);
         watch.check().map_err(torn)?;
         Ok(Self {
@@ -137,7 +137,7 @@ impl Checkpoint {
     }
 
     /// Maps the weights into memory, and checks every name, shape and type. The files must not change while the weights
-    /// are in use; those of a watched checkpoint may become shorter.
+    /// are in use. Only the files of a watched checkpoint may become shorter.
     pub fn weights(&self) -> Result<DecoderWeights, CheckpointError> {
         let family = self.config.architecture.family();
         let weights = match self.source.tensors()? {

@@ -50,7 +50,7 @@ impl Shared {
     pub fn server(&self) -> &LocalServer {
         let threads = self.threads.as_ref();
         &threads
-            .expect("nobody asks for it while it is dropped")
+            .expect("the engine's threads are used during its drop")
             .server
     }
 

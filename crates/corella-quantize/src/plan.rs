@@ -55,7 +55,8 @@ pub struct PlannedTensor<'a> {
     /// The name in Hugging Face's spelling; without `.weight` if the tensor is a matrix that is quantised.
     pub name: String,
     pub tensor: &'a Tensor,
-    /// The tensor's shape in folders, unless the tensor is quantised.
+    /// The tensor's shape in the new folder if the tensor is not quantised. A quantised matrix has the shapes of its
+    /// [`parts`](Self::parts).
     pub shape: Vec<usize>,
     /// The scheme of a quantised matrix; `None` if the tensor stays unchanged.
     pub scheme: Option<Scheme>,

@@ -156,7 +156,7 @@ struct Writer {
     scores: Random,
     /// Draws the properties of requests for hidden states.
     poolings: Random,
-    /// Draws the beginnings that requests retain. `None` in a workload in which none may be.
+    /// Draws the beginnings that requests retain. `None` in a workload without retentions.
     retaining: Option<Random>,
     /// Draws fetches. `None` in a workload without fetches.
     fetching: Option<Random>,
@@ -378,8 +378,8 @@ impl Writer {
         }
     }
 
-    /// Marks beginnings of a prompt, for times after which the run may go on or have ended. A mark may lie behind the
-    /// prompt's end.
+    /// Draws the beginnings of a prompt to retain. Some retentions end during the run, and some would end after it. A
+    /// beginning may be longer than the prompt.
     fn retentions(&mut self, num_prompt_tokens: u64) -> Vec<Retention> {
         let step_us = self.cost.per_step_us as u64;
         let Some(random) = self.retaining.as_mut() else {

@@ -109,8 +109,9 @@ pub struct LlmOptions {
     /// Memory for the KV cache, including a draft model's. Default: half of the free memory, or less if the requests
     /// cannot use that much.
     pub kv_cache_bytes: Option<u64>,
-    /// The memory that several models share. The default size of the KV cache is then a quarter of what the weights
-    /// leave of it, whatever else runs. Default: the model has all memory that is free.
+    /// The memory that several models share. If it is set, the default size of the KV cache is a quarter of this memory
+    /// without the weights, and does not depend on the memory that is free. Default: the model has all memory that is
+    /// free.
     pub shared_memory_bytes: Option<u64>,
     /// The share of a GPU's memory that Corella takes, unless `kv_cache_bytes` sets the KV cache's size.
     pub gpu_memory_utilization: f64,

@@ -63,8 +63,8 @@ pub fn sources_and_versions(tree: &Tree) -> Vec<String> {
         if versions.len() > 1 && !is_known {
             complaints.push(format!(
                 "Cargo.lock: {name} is there as {}; `cargo tree --workspace --target all --duplicates` \
-                 shows who wants which. Bring them together, or name it in SEVERAL_VERSIONS of \
-                 xtask/src/tidy/foreign_package.rs with who holds the old one",
+                 shows which packages need which version. Use one version, or list {name} in SEVERAL_VERSIONS of \
+                 xtask/src/tidy/foreign_package.rs, with the package that needs the old version",
                 versions.join(" and ")
             ));
         }

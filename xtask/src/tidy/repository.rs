@@ -44,7 +44,7 @@ pub fn big_files(tree: &Tree) -> Vec<String> {
         })
         .map(|file| {
             format!(
-                "{}: {} bytes; what can be made from a seed is made, not committed",
+                "{}: {} bytes; do not commit a file that can be made from a seed",
                 file.path, file.num_bytes
             )
         })

@@ -18,7 +18,7 @@ use super::wire;
 /// The facts about this process and its pages that the server learns.
 pub struct Tenant {
     pub client: Client,
-    /// A number of this process that no other one has.
+    /// A number that no other process has.
     pub instance: i64,
     /// Names the model, the arithmetic and the layout of pages.
     pub name: String,

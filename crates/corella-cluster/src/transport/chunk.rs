@@ -183,8 +183,8 @@ impl ChunkWriter {
         }
     }
 
-    /// Sends the bytes of `parts`. If the gate closes, stops before the last `num_own` bytes, which belong to the
-    /// caller, and returns the number of unsent bytes before those `num_own`.
+    /// Sends the bytes of `parts`. The last `num_own` of them are sent even if the gate is closed. If it closes while
+    /// bytes before them are left, sends nothing more, and returns how many bytes before them are left.
     ///
     /// # Safety
     /// The parts are not written to until this has returned, or while the gate is open.

@@ -1,4 +1,4 @@
-//! Blocks in LMCache's server, for which a server of the test stands.
+//! Blocks in LMCache's server, with a stand-in for the server.
 
 mod lmcache;
 
@@ -92,7 +92,7 @@ async fn another_process_continues_from_stored_chunks() {
     first.store(&prompt, 3).await;
     let expected = plain_answer(&prompt).await;
     assert_eq!(first.ask(&prompt).await, expected);
-    // The prompt came to an empty server, and was then here.
+    // The node looked up the prompt once, when the server was empty. Later answers found it in the node's own cache.
     assert_eq!((server.num_chunks(), server.num_lookups()), (3, 1));
     drop(first);
 

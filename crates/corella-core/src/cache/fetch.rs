@@ -283,7 +283,7 @@ impl Fetches {
     }
 
     /// The number of cached blocks before a fetch, if the fetch can be shortened to the first `num_blocks` blocks of
-    /// its sequence: the fetch is live, has published nothing, and brings some of these blocks and more.
+    /// its sequence: the fetch is live, has published nothing, and brings some of these blocks and some after them.
     pub fn num_found_before(&self, id: FetchId, num_blocks: u32, page_size: u32) -> Option<u32> {
         let fetch = self.by_id.get(&id)?;
         let num_all = fetch.request.tokens.len() as u32 / page_size;
@@ -294,7 +294,8 @@ impl Fetches {
     }
 
     /// Replaces the pages of a fetch by pages for its first blocks only. `reserved` are the tables for these pages,
-    /// still empty. In a group with a window, earlier blocks get the pages, but their number does not grow.
+    /// still empty. In a group with a window, the pages belong to earlier blocks than before, but there are no more
+    /// pages.
     pub fn shorten(
         &mut self,
         id: FetchId,
@@ -341,7 +342,7 @@ impl Fetches {
         Some(fetch.num_published)
     }
 
-    /// Removes a fetch whose writer has stopped. If the fetch `is_done`, publishes all its blocks before.
+    /// Removes a fetch whose writer has stopped. If the fetch `is_done`, first publishes all its blocks.
     pub fn take(
         &mut self,
         id: FetchId,

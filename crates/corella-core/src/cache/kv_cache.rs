@@ -33,7 +33,7 @@ use crate::{
 ///
 /// The scheduler has one cache. Benchmarks and trace replays drive one on its own.
 ///
-/// The tree holds blocks, and a block has a page of each KV group or none (`residency.rs`).
+/// The tree holds blocks, and a block has at most one page in each KV group (`residency.rs`).
 ///
 /// In groups without a window, the published pages of a table are the pages of a path from a root. So the page before a
 /// locked page is locked as well, and all cached pages can be evicted leaf by leaf, each together with its block. In
@@ -584,7 +584,7 @@ impl KvCache {
         match self.is_locked(page) {
             false => assert!(
                 times[0] >= times[1] || self.is_locked(before),
-                "page {before} seems older than page {page} after it, which it was used with"
+                "page {before} has an earlier last use than page {page} after it"
             ),
             true => assert!(
                 self.is_locked(before),

@@ -70,8 +70,8 @@ struct Totals {
     num_held_events: u64,
     /// Pages that were unpublished while they were pinned.
     num_lost_pins: u64,
-    /// Retentions that ended early for another one, that found no room, and that ended in time; and retained pages that
-    /// were evicted.
+    /// Retentions of pages that made room for another retention, that found no room, that ended in time, and whose page
+    /// was evicted.
     num_displaced: u64,
     num_not_retained: u64,
     num_retained_ended: u64,

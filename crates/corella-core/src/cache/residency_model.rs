@@ -339,7 +339,8 @@ impl Pair {
         }
     }
 
-    /// Models the pages that a holder publishes in a block or, as a guest, offers to it.
+    /// Adds a holder's pages of one block to the model, except for groups whose page the model already has.
+    /// `is_published` is false if the holder offers its pages to another holder's block.
     fn fill(&mut self, at: usize, depth: usize, is_published: bool) {
         let holder = &self.holders[at];
         let path = &holder.tokens[..(depth + 1) * self.page_size];
@@ -366,7 +367,7 @@ impl Pair {
         }
     }
 
-    /// Offers a holder's pages to the blocks after a block that another holder has published.
+    /// Offers a holder's pages to the cached blocks after `block`, which another holder has published.
     fn offer(&mut self, at: usize, mut block: BlockId) {
         let mut depth = self.holders[at].num_published + 1;
         loop {

@@ -14,8 +14,8 @@ pub(crate) struct Snapshots {
     of_blocks: Vec<Option<SnapshotId>>,
     /// By snapshot.
     entries: Vec<Entry>,
-    /// Snapshots without an owner, then snapshots of blocks that are not pinned: those that are not retained, least
-    /// recently used first, and those whose retention ends first.
+    /// The snapshots that may be overwritten, in order: those without an owner, then those of blocks that are neither
+    /// pinned nor retained, least recently used first, and then retained ones, the earliest end first.
     idle: BTreeSet<(Order, SnapshotId)>,
     /// The retained snapshots, by the end of their retention.
     retained: BTreeSet<(u64, SnapshotId)>,

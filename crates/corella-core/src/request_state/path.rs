@@ -239,8 +239,8 @@ impl RequestState {
 
     /// Publishes the rest of the computed rows before the request gives up its pages: the blocks after a block that the
     /// tree already has, and the filled rows of the last page. If the request's pages stay locked, nothing is published
-    /// after a block that the tree already has: its pages may be unlocked, and the page before a locked page must be
-    /// locked.
+    /// after a block that the tree already has: the pages of that block may be unlocked, and the page before a locked
+    /// page must be locked.
     pub fn publish_computed(&self, kv: &mut KvCache, last_returned: StepId) {
         let num_rows = self.num_computed_tokens().min(self.num_publishable_rows()) as usize;
         let page_size = kv.page_size() as usize;

@@ -25,8 +25,8 @@ pub(super) struct Turn {
     /// The leader that the request follows, if any, and the number of blocks that the leader will publish before the
     /// request may start.
     held_by: Option<(Leader, u32)>,
-    /// The number of blocks for which the request last followed another request, and last followed a step, since it
-    /// began to wait.
+    /// The number of blocks for which the request last followed another request since it began to wait. The next field
+    /// is the same for steps.
     num_awaited_of_requests: u32,
     num_awaited_of_steps: u32,
     /// The last result of the look-up in the prefix tree, while the request waits.

@@ -9,8 +9,8 @@ use crate::{ConfigError, SchedulerConfig};
 type Limit = (&'static str, u32);
 
 impl SchedulerConfig {
-    /// The largest number of tokens of one prompt in one step. Without chunked prefill, it applies to a prompt that
-    /// shares its step.
+    /// The largest number of tokens of one prompt in one step. Without chunked prefill, a longer prompt gets a step of
+    /// its own.
     pub fn largest_chunk(&self) -> u32 {
         let of_all = self.max_prefill_tokens.min(self.max_num_batched_tokens);
         match self.enable_chunked_prefill {

@@ -92,8 +92,8 @@ impl DecodeSession {
     }
 }
 
-/// Returns the reason with which a request that ended here goes back to the prefill node and continues there, or `None`
-/// if it would end in the same way there.
+/// Returns the reason for giving an ended request back to the prefill node, which continues it. `None` if the request
+/// would end in the same way there.
 pub(super) fn given_back(reason: &FinishReason) -> Option<AbortReason> {
     let FinishReason::Error(error) = reason else {
         return (*reason == FinishReason::Aborted).then_some(AbortReason::Cancelled);

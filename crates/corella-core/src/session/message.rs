@@ -126,8 +126,8 @@ pub struct Allocated {
     /// The number of leading rows that the decode node has cached. They are not sent.
     pub num_cached_rows: u32,
     /// The index of this reservation among all reservations that the node has granted since its start, counted from 1.
-    /// Load reports with at least this number of reservations count the pages of this one. `None` while the request
-    /// waits for the rows of another choice: a second message follows.
+    /// A load report includes the pages of this reservation if its `num_reservations` is at least this index. `None`
+    /// while the request waits for the rows of another choice: a second message follows.
     pub granted_as: Option<u64>,
 }
 

@@ -8,9 +8,9 @@
 //! config pages=16 page=4 budget=10   the limits, before all other commands; show=pages also prints
 //!                                    changes of pages
 //! config groups=full,w8              two KV groups, the second with a window of 8 positions
-//! config snapshots=3 interval=2      a model with recurrent layers, and distance=1 for the least distance that saves
-//!                                    enough; `(S1)` after a span says that its
-//!                                    state goes into snapshot 1, and `S1:` before one that it starts there
+//! config snapshots=3 interval=2      a model with recurrent layers; distance=1 is the least distance that saves enough;
+//!                                    `(S1)` after a span says that snapshot 1 gets its state, and `S1:` before a span
+//!                                    says that it starts from snapshot 1
 //! add a prompt=12 max=4              request a, with a prompt of 12 unique tokens
 //! add b prompt=xyxy max=2 end=z      each letter is a token
 //! add c=3 prompt=5                   the choices c0, c1 and c2 of one call
@@ -56,10 +56,10 @@
 //! cancels                            the fetches whose writers have to stop
 //! shorten f=2                        only the first two blocks come
 //! look prompt=xyxy                   the number of settled blocks of a prefix
-//! look prompt=xyxy from=1            the number for another node that has the first and borrows the others
-//! hold h prompt=xyxy until=9000      lend them, and keep them unchanged; foreign=2 gives block 2 a foreign hash
+//! look prompt=xyxy from=1            the number for another node that has the first block and borrows the others
+//! hold h prompt=xyxy until=9000      lend the blocks, and keep them unchanged; foreign=2 gives block 2 a foreign hash
 //! hold h prompt=xyxy from=1          lend the blocks after the first
-//! drop h                             all reads of them have ended: prints whether their hold was live
+//! drop h                             all reads of h's blocks have ended: prints whether the hold was live
 //! ended                              the holds whose readers have to stop
 //! abort a                            abort a
 //! end a · end a=reason               no token may follow a's, or no mask can be made for it

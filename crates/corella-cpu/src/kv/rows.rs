@@ -428,7 +428,7 @@ pub struct HeadPage {
     pub head: usize,
 }
 
-/// Calls `visit` with each index and value, quantised to ±127 times the largest magnitude; returns the factor for
+/// Calls `visit` with each index and the value's integer: the largest magnitude becomes ±127. Returns the factor for
 /// decoding.
 fn for_each_quantised(kernels: &Kernels, values: &[f32], mut visit: impl FnMut(usize, i8)) -> f32 {
     const AT_ONCE: usize = 128;

@@ -94,8 +94,8 @@ impl RecordLayout {
         layers.filter_map(|(index, offsets)| offsets.is_some().then_some(index))
     }
 
-    /// Visits the parts of a record that a layer needs to continue after `num_tokens` tokens, in an order and of sizes
-    /// that do not depend on the number of drafts.
+    /// Visits the parts of a record that a layer needs to continue after `num_tokens` tokens. The order and the sizes
+    /// of the parts do not depend on the number of drafts.
     pub fn visit_needed(
         &self,
         layer: usize,

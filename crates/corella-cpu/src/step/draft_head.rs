@@ -9,10 +9,10 @@
 //! values, and guesses after such pages are worse.
 //!
 //! Each step writes the head's keys and values of its tokens. Only guessing needs attention and the parts after it.
-//! Guessing runs the layer for the newest token of a request, which no step has computed, and then for each guess, with
-//! the head's own output in place of the model's hidden state. The rows of guesses in a page are void, like all rows
-//! after the request's computed tokens. If the request has no page for such a row, the row is in a spare page of the
-//! slot.
+//! Guessing first runs the layer for the newest token of a request, which no step has computed. Then it runs the layer
+//! for each guess, with the head's own output in place of the model's hidden state. The rows of guesses in a page are
+//! void, like all rows after the request's computed tokens. If the request has no page for such a row, the row is in a
+//! spare page of the slot.
 
 use corella_core::{Batch, PageId, SlotId};
 use corella_model::{DecoderSpec, DeviceError, KvFormat, KvLayer, LayerSpec, PageTable, Slots};

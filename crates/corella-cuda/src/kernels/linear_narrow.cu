@@ -20,8 +20,9 @@ constexpr u32 UNIT_BYTES = UNIT_LOADS * LOADED_BYTES;
 constexpr u32 UNIT_GROUPS = UNIT / GROUP_LEN;
 // COLUMN_TILES, a macro, is the number of tiles of 8 rows of a block: 1, 2 or 4.
 constexpr u32 ROWS = 8 * COLUMN_TILES;
-// The registers of a unit, the number of units that registers should hold, and the number that they hold. One unit
-// would not suffice, so registers hold two units in bf16, too, although these need more registers than intended.
+// The registers of a unit, the number of units for which the intended registers suffice, and the number of units that
+// are held. At least two are held, one under way and one that is multiplied. In bf16, two take more registers than
+// intended.
 constexpr u32 UNIT_REGISTERS = 8 * UNIT_LOADS + (IS_GROUPED ? (UNIT_GROUPS + 1) / 2 * 2 * (1 + HAS_MINIMUM) : 0);
 constexpr u32 MOST_UNITS = (COLUMN_TILES == 4 ? 32 : 56) / UNIT_REGISTERS;
 constexpr u32 DEPTH = MOST_UNITS < 2 ? 2 : MOST_UNITS;

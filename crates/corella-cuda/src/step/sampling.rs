@@ -31,13 +31,14 @@ pub struct SamplingLimits {
     pub max_model_len: usize,
     /// The largest number of draws and scores in a step.
     pub max_draws: usize,
-    /// The largest number of draws and scores in a launch, whose logits are in memory at a time.
+    /// The largest number of draws and scores in a launch. Memory has room for the logits of one launch.
     pub max_rows: usize,
     /// The largest number of alternatives whose log-probabilities a request may ask for.
     pub max_top: usize,
 }
 
-/// The largest vocabulary: its sums of blocks fit into shared memory, and its sums of size classes are exact.
+/// The largest vocabulary. The sums of its weights, one for each 256 tokens, fit into shared memory, and the integer
+/// sum of a size class fits into 40 bits.
 const MAX_VOCAB_SIZE: usize = 1 << 19;
 
 /// The host's record of a slot.
@@ -194,7 +195,7 @@ impl DeviceSampler {
         self.upload_words(step, to, &words_of(&params))?;
         let max_model_len = self.limits.max_model_len;
         let first = slot * max_model_len * size_of::<u32>();
-        // A slot with more tokens than `max_model_len` has no spans that are computed.
+        // If a slot has more cached tokens than `max_model_len`, no span of the slot is computed.
         let cached = &start.cached_tokens[..start.cached_tokens.len().min(max_model_len)];
         self.upload_words(step, self.args.history.add(first), cached)
     }

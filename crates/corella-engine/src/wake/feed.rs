@@ -67,8 +67,9 @@ impl<T> FeedReader<T> {
         Some(news)
     }
 
-    /// Wakes the loop if the channel was full. The loop may fill the free place before this method counts. It is then
-    /// awake, and holds news back only if the channel is full again, so that the next call rings.
+    /// Wakes the loop if the channel was full. The loop may fill the free place before this method counts the news in
+    /// the channel. The loop is then awake, and holds news back only if the channel is full again, so that the next
+    /// call rings.
     fn note_taken(&self) {
         if self.news.len() + 1 >= self.max_unread {
             self.doorbell.ring();

@@ -161,7 +161,7 @@ fn fetched_blocks_are_a_prefix(groups: Vec<KvGroup>) {
         assert_eq!(held.num_gone, reserved.num_gone);
         copy_pages(&source, &held.pages, &engine, &reserved.pages);
     }
-    // When the engine has answered twice, it has planned in between, and not begun the request.
+    // The engine plans a step between two answers. It does not begin the request, because no block has come yet.
     for _ in 0..2 {
         assert_eq!(look_up(&exchange, &prompt()), Some(0));
     }

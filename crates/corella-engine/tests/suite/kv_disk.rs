@@ -614,7 +614,7 @@ fn two_disks_keep_a_prompt_together_and_each_comes_and_goes_alone() {
     stop(third);
     stop(other);
 
-    // A block that both disks have counts once.
+    // A block on both disks counts once.
     let fourth = start();
     fourth.wait_disk_opened();
     assert_eq!((stats(&fourth).num_on, stats(&fourth).num_pages), (2, 6));

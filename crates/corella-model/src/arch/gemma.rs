@@ -61,7 +61,7 @@ pub const LOGIT_CAP: Field = Field::new("final_logit_softcapping", "final_logit_
 fn gemma2(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let mut spec = common(fields, &BASE)?;
     // The largest Gemma 2 has 46 layers. It divides attention scores by the square root of `hidden_size / num_heads`,
-    // instead of that of the head length.
+    // and not by the square root of the head length.
     set_scale(fields, &mut spec, 46)?;
     let attention_cap = soft_cap(fields, ATTENTION_CAP, Some(50.0))?;
     spec.logit_soft_cap = soft_cap(fields, LOGIT_CAP, Some(30.0))?;

@@ -83,7 +83,7 @@ const DEFAULT_WINDOW: usize = 512;
 /// The interval of layers without a window, for files without a list of layer types.
 const INTERVAL: usize = 6;
 
-/// `is_whole` tells whether the configuration has experts and inputs of layers.
+/// `is_whole` is false for the unified model, whose configuration has no fields for experts and for inputs of layers.
 fn spec(fields: &dyn Fields, is_whole: bool) -> Result<DecoderSpec, CheckpointError> {
     let Source::Folder(config) = fields.source() else {
         return Err(fields.missing(base::HIDDEN_SIZE));

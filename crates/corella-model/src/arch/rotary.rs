@@ -9,7 +9,7 @@ use crate::{CheckpointError, RotaryScaling, RotarySpec};
 
 /// The tensor of divisors for the frequency of each pair of dimensions, the form of Llama 3.1's scaling in GGUF files.
 pub const DIVISORS: &str = "rope_freqs.weight";
-/// The divisors for LongRoPE's contexts of the original length, and for longer ones.
+/// The tensors of LongRoPE's divisors: for contexts up to the original length, and for longer contexts.
 pub const SHORT_DIVISORS: &str = "rope_factors_short.weight";
 pub const LONG_DIVISORS: &str = "rope_factors_long.weight";
 
@@ -404,14 +404,14 @@ pub fn scaling_config(rotary: &RotarySpec) -> Result<Value, String> {
         }),
         RotaryScaling::Proportional { .. } => {
             return Err(String::from(
-                "only Gemma 4 rotates some pairs of elements as if it were all",
+                "config.json can express RoPE of some pairs with the frequencies of a full rotation for Gemma 4 only",
             ));
         }
         RotaryScaling::Divisors(divisors) => {
             let found = find_llama3(rotary.theta, rotary.num_dims, divisors);
             let found = found.ok_or(
-                "the divisors of its rotary frequencies are not those of Llama 3.1, which is all \
-                 that config.json can say",
+                "config.json can express the divisors of RoPE's frequencies only for Llama 3.1, and this model has \
+                 others",
             )?;
             llama3(&found)
         }

@@ -1,4 +1,4 @@
-//! The place of a tensor in a stored tensor: all of its rows, or some of them, in the same or another order.
+//! The rows of a stored tensor that make up one of the model's tensors: all rows or some, in the same or another order.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Tests of config.json for each family, for spellings beyond the goldens.
+//! Tests of config.json for each family, with fields and spellings that no golden model has.
 
 use std::collections::HashMap;
 use std::fs;

@@ -73,8 +73,8 @@ mod tests {
                 Some(("generation_config.json", generation.as_bytes())),
             );
             let mut read = read.unwrap();
-            // The divisors of such a small model fit several original lengths. The folder has one of them, and the
-            // search finds the shortest.
+            // Several original lengths give the same RoPE divisors in such a small model. The folder names 64, and the
+            // search finds the shortest, 32.
             for layer in &mut read.spec.layers {
                 let rotary = layer.attention.rotary.as_mut().unwrap();
                 if let RotaryScaling::Llama3 {

@@ -419,8 +419,8 @@ mod tests {
         assert!(!groups.are_of(&hybrid));
     }
 
-    /// In the shape of the model with 31 billion parameters, full layers have rows half as wide, so that two share a
-    /// place. Layers that read the rows of others share their places.
+    /// In the shape of Gemma 4 31B, layers without a window have rows half as wide as the other layers' rows, so two of
+    /// them share a place. A layer that reads another layer's rows has the same place as that layer.
     #[test]
     fn narrow_rows_share_places() {
         let mut mixed = spec(131_072, alternating(12, 5, 1024));

@@ -359,7 +359,7 @@ impl MockExecutor {
             && (!span.yields.draws() || span.num_drafts as usize == span.tokens.len());
         if is_odd || drafts.any(|input| matches!(input, InputToken::FromStep { .. })) {
             return Err(format!(
-                "the drafts of slot {} are not known tokens behind a token to draw from",
+                "the drafts of slot {} must be known tokens, after a token from which the slot draws",
                 span.slot
             ));
         }

@@ -74,7 +74,7 @@ pub struct BranchNorms {
 }
 
 /// A norm with a weight for each element. "1 + weight" (Gemma) is not a separate kind: the loader adds 1 to the weights
-/// where a format stores them without.
+/// if a format stores them without the 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormSpec {
     pub kind: NormKind,

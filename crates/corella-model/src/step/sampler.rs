@@ -149,7 +149,8 @@ impl Weights<'_> {
     }
 }
 
-/// The cut of top-p and min-p: keeps weights above `weight`, and weights equal to it of tokens up to the id `last`.
+/// The cut of top-p and min-p: keeps tokens with a weight above `weight`, and tokens with exactly this weight up to the
+/// id `last`.
 struct Cut {
     weight: f32,
     last: TokenId,

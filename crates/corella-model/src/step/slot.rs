@@ -157,8 +157,8 @@ pub struct Slots<A> {
     adapters: Option<Arc<dyn AdapterSource<A>>>,
     /// Recent failed steps, which a later step may still name as the source of a token.
     failed_steps: Vec<StepId>,
-    /// Whether these slots learn a drawn token before a step that computes the token is planned. In a pipeline, only
-    /// the slots of the first and the last stage do.
+    /// Whether these slots learn drawn tokens before later steps compute them. In a pipeline, only the slots of the
+    /// first and the last stage do.
     knows_drawn: bool,
 }
 

@@ -22,7 +22,8 @@ struct Missing {
     reason: String,
 }
 
-/// Replaces an undrawn token: a step that was planned ahead may compute it for a request that ends here.
+/// The token in place of one that could not be drawn. A step that was planned ahead may compute this token, although
+/// its request ends.
 pub const NOTHING_DRAWN: TokenId = 0;
 
 impl StepOutput {

@@ -1,8 +1,8 @@
 //! Files in memory, and what is known of their end.
 //!
 //! The system ends a process that reads a mapped page which its file no longer has (`SIGBUS`). In a watched file, such a
-//! page becomes zeros instead, and the file's watch reports it. So a reader goes on until it asks its watch, and must then
-//! use nothing of what it has read.
+//! page becomes zeros instead, and the file's watch reports it. So a reader must check the watch before it uses what it
+//! has read, and must discard the data if a page was lost.
 
 use std::fs::File;
 use std::io;

@@ -11,7 +11,7 @@ const MAX_PLACES: usize = 4096;
 
 /// The memory of a watched file, as the handler finds it.
 struct Entry {
-    /// The address of the first byte; one of the following if there is no file.
+    /// The address of the first byte. Without a file, `FREE` or `TAKEN`.
     start: AtomicUsize,
     len: AtomicUsize,
     watched: AtomicPtr<Watched>,
@@ -133,13 +133,14 @@ fn replace(address: usize) -> bool {
             continue;
         }
         let watched = entry.watched.load(Ordering::Acquire);
-        // Otherwise the entry has another owner now. The faulting thread borrows its map, so its own entry stays.
+        // An entry whose address has changed belongs to another map now. The faulting thread borrows its own map, whose
+        // entry stays.
         if entry.start.load(Ordering::Acquire) != start {
             continue;
         }
         let page_bytes = PAGE_BYTES.load(Ordering::Acquire);
         let page = address / page_bytes * page_bytes;
-        // Before the page is there, since another thread may read it at once.
+        // The loss is recorded before the page is replaced, because another thread may read the new page at once.
         // SAFETY: the entry's owner keeps `watched` until it gives the entry back.
         unsafe { (*watched).set_torn(start) };
         // SAFETY: the page is a part of the watched map, which only readers borrow, and which unmaps it later. The file

@@ -120,7 +120,7 @@ def score_requests(
         first = first * len(second)
     if len(first) != len(second):
         counts = f"data_1 has {len(first)} prompts and data_2 has {len(second)}"
-        raise RequestError(f"{counts}: give one, or as many", param="data_1")
+        raise RequestError(f"{counts}: give one prompt in data_1, or as many as in data_2", param="data_1")
     given = _given(fields)
     return _bodies([{**given, "text_1": one, "text_2": other} for one, other in zip(first, second)])
 

@@ -17,7 +17,7 @@ use crate::wire::api_error::ApiError;
 use crate::wire::json_response::json_response;
 
 /// Answers 200 while the engine works, with the body of llama-server's answer. After a 503 the server must be
-/// restarted. A model without a working engine among others fails only its own requests.
+/// restarted. A server of several models always answers 200: a lost engine fails only the requests of its model.
 pub async fn health(State(models): State<ModelSet>) -> Result<Response, ApiError> {
     match models.only_engine_state() {
         Some(EngineState::Lost(reason)) => Err(ApiError::not_ready(&reason)),

@@ -111,8 +111,8 @@ impl PromptMemory {
         }
     }
 
-    /// Hashes of a prompt's first page, without its salt and without its adapter. Each hash comes with the cause of the
-    /// miss if the memory has an equal hash.
+    /// Two hashes of a prompt's first page: one without its salt, and one without its adapter. Each hash comes with the
+    /// cause of the miss if the memory has an equal hash.
     fn marks(
         &self,
         caller: u64,

@@ -10,7 +10,8 @@ use crate::call::prompt_memory::{PromptMemory, RecalledPrompt};
 use crate::text::sampling_fields::GenerationParams;
 use crate::wire::cache_explanation::{CacheExplanation, CachedTokens, MissCause, PromptPlace};
 
-/// Limits of each of an explanation's two texts: the text before the first computed token, and the text after it.
+/// Each of an explanation's two texts has at most so many tokens and characters. They are the text before the first
+/// computed token, and the text after it.
 const MAX_TEXT_TOKENS: usize = 32;
 const MAX_TEXT_CHARS: usize = 48;
 

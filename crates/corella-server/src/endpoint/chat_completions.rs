@@ -38,8 +38,8 @@ pub struct Chat {
 }
 
 impl Chat {
-    /// A reply that ends by itself after calls waits for the tools' results. If the caller has named the tool, the
-    /// reply ends like any other, as with OpenAI and vLLM.
+    /// The reason for a reply with calls that ends by itself is `tool_calls`. If the caller has named the tool, the
+    /// reason stays `stop`, as with OpenAI and vLLM.
     fn finish_reason(self, reason: &'static str, has_calls: bool) -> &'static str {
         match reason {
             "stop" if has_calls && !self.names_tool => "tool_calls",

@@ -92,7 +92,7 @@ impl MessageFields {
 
     /// Returns the conversation in the chat template's form.
     fn chat(self, served: &ServedModel, check: FieldCheck) -> Result<ChatFields, ApiError> {
-        // What is wrong with the conversation itself is told first.
+        // An error of the marks is returned after all other errors.
         let marks = cache_marks(&self, check);
         let messages = required("messages", self.messages)?;
         let messages = conversation(messages, self.system, check)?;
@@ -296,7 +296,7 @@ impl ContentBlock {
     }
 }
 
-/// Tokens as Anthropic counts them: cached tokens, and computed ones that are retained, apart from the others.
+/// Tokens as Anthropic counts them: `input_tokens` has neither cached tokens nor computed tokens that are retained.
 #[derive(Serialize)]
 struct MessageUsage {
     /// The computed tokens that are not retained.
@@ -325,7 +325,7 @@ impl MessageUsage {
     }
 }
 
-/// Returns `stop_reason` and `stop_sequence`. A reply that ends by itself after calls waits for the tools' results.
+/// Returns `stop_reason` and `stop_sequence`. The reason for a reply with calls that ends by itself is `tool_use`.
 fn stop_of(
     finish: Option<Finish>,
     blocks: &[ReplyBlock],

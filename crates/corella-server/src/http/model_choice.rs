@@ -121,8 +121,8 @@ enum Choice {
     Answer(Response),
 }
 
-/// The fields that decide about the model. Handlers check them once more, with the others. The bound on values is theirs,
-/// too: nothing large is kept here.
+/// The fields that decide about the model. Handlers check them once more, with the others, and bound the number of
+/// values. No bound is needed here, because nothing large is kept.
 #[derive(Default, Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct ChoiceFields {

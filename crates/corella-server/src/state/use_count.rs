@@ -29,7 +29,7 @@ impl Drop for Counted {
 pub struct UseCount {
     /// Requests and batches, without probes.
     pub uses: Count,
-    /// Connections whose first request has no answer yet. Such a connection may become a use, and proves none.
+    /// Connections whose first request has no answer yet. Such a connection may become a use, but is not one yet.
     pub newcomers: Count,
 }
 

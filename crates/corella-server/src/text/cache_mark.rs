@@ -39,8 +39,8 @@ pub struct MarkedPrompt<'a> {
 }
 
 impl CacheMarks {
-    /// The beginnings of a prompt that the cache is to retain, the shortest first. A longer one retains the shorter
-    /// ones too, so that none has a shorter lifetime than a longer one.
+    /// The beginnings of a prompt that the cache is to retain, the shortest first. Each is retained at least as long as
+    /// the longer ones, which contain it.
     pub fn retentions(&self, prompt: &MarkedPrompt, tokenizer: &Tokenizer) -> Vec<Retention> {
         let places = self.places(prompt.text, prompt.num_head_bytes);
         let ends: Vec<usize> = places.iter().map(|&(end, _)| end).collect();

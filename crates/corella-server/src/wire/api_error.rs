@@ -369,8 +369,7 @@ impl ApiError {
 
     /// The caller's key may use none of several models by the model's own name.
     pub fn no_model_allowed() -> Self {
-        let message =
-            "Your API key may use no model of this server that is not named: say which in `model`.";
+        let message = "Your API key may use a model of this server only if the request names it: say which in `model`.";
         Self::new(StatusCode::NOT_FOUND, message)
             .with_param("model")
             .with_code("model_not_found")

@@ -76,7 +76,10 @@ impl ListQuery {
         if let Some(after) = &self.after {
             let at = objects.iter().position(|object| object["id"] == **after);
             let Some(at) = at else {
-                return Err(ApiError::invalid("after", "is not the id of one of these"));
+                return Err(ApiError::invalid(
+                    "after",
+                    "is not the id of an object in this list",
+                ));
             };
             objects.drain(..=at);
         }

@@ -78,7 +78,7 @@ impl RequestBody {
         self.count()
     }
 
-    /// Parses a body only for counts, without the bound on its number of values.
+    /// Parses a body without a bound on its number of values, for a `T` that keeps nothing large.
     pub fn count<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
         self.parse_with(PhantomData)
     }
@@ -95,7 +95,7 @@ impl RequestBody {
             .get_or_init(|| crowded_field(&self.bytes));
         crowded_field.as_ref().map_or(Ok(()), |name| {
             let message = format!(
-                "the body has more than {MAX_VALUES} values, without token ids, in this field and those before it"
+                "the body has more than {MAX_VALUES} values up to the end of this field, not counting token ids"
             );
             Err(ApiError::invalid(name, message))
         })

@@ -7,8 +7,8 @@ use crate::fixture::{MODEL, Setup};
 
 const PATH: &str = "/v1/messages";
 
-/// A question with a mark, after a system prompt with one. Each letter is a token, and so are `<|user|>`,
-/// `<|assistant|>` and `<|end|>`. A page has 4 tokens. The tokens up to the question are 28.
+/// A question after a system prompt, both with a mark. Each letter is a token, and so are `<|user|>`, `<|assistant|>`
+/// and `<|end|>`. A page has 4 tokens. There are 28 tokens before the question.
 fn question(text: &str) -> Value {
     json!({
         "model": MODEL, "max_tokens": 2, "temperature": 0,

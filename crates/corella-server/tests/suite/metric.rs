@@ -89,8 +89,8 @@ async fn counts_appear_under_both_names() {
     assert_eq!(server.num_counted("other", 404).await, 1.0);
 }
 
-/// The series of the dashboards in `examples/observability` of vLLM (September 2026) that a server with one engine and
-/// without KV offloading has if it speculates.
+/// The series that vLLM's dashboards (`examples/observability`, September 2026) show of a server with one engine and
+/// speculation, and without KV offloading.
 const OF_VLLMS_DASHBOARDS: &str = "
     cache_config_info e2e_request_latency_seconds_bucket e2e_request_latency_seconds_count
     e2e_request_latency_seconds_sum generation_tokens_total inter_token_latency_seconds_bucket

@@ -344,7 +344,7 @@ async fn ollama_requests_say_how_long_a_model_stays() {
     assert_eq!(unloaded["done_reason"], "unload");
     assert_eq!(unloaded["done"], true);
     server.reaches(&["unloaded"]).await;
-    // A model that is not loaded is not loaded to be unloaded.
+    // No load begins only to unload the model again.
     let body = json!({"model": "a", "messages": [], "keep_alive": "0s"});
     let unloaded = post(server.address, "/api/chat", &body).await.json();
     assert_eq!(unloaded["done_reason"], "unload");
@@ -356,7 +356,8 @@ async fn ollama_requests_say_how_long_a_model_stays() {
     );
 }
 
-/// The request that asks cannot hold up the others: they are admitted until the model is idle.
+/// A caller that has the model unloaded cannot hold up other callers: their requests are admitted until the model is
+/// idle.
 #[tokio::test]
 async fn a_busy_model_that_is_to_leave_takes_further_requests() {
     let server = Options::of(&["a"], 1).start().await;

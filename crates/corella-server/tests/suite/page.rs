@@ -137,7 +137,7 @@ async fn constant_answers_are_sent_once_to_a_client_that_keeps_them() {
     assert_eq!(tags.len(), PATHS.len());
 }
 
-/// All answers share the bytes of one.
+/// All answers share one copy of the bytes.
 #[tokio::test]
 async fn the_description_of_the_api_is_made_once() {
     let server = TestServer::start().await;

@@ -190,7 +190,7 @@ fn reference_reason(error: &str) -> Option<String> {
     }
     error
         .starts_with("invalid digit found in string")
-        .then(|| "`$ref` leads into an array, and not by a number".to_owned())
+        .then(|| "`$ref` leads into an array, and does not name the item by its number".to_owned())
 }
 
 /// The caller's own name is the last part in single quotes.

@@ -7,7 +7,7 @@ use crate::python::python_iterable::View;
 use crate::python::python_string::string_method;
 use crate::python::template_cost::{charge_items, weigh};
 
-/// Calls a method of a value that the engine does not have.
+/// Calls a method of Python's values that the engine's values lack.
 pub fn python_method(
     state: &mut State,
     value: &Value,

@@ -1,4 +1,5 @@
-//! `left < right` and the like. Python orders numbers, texts and lists among each other, and fails for other values.
+//! `left < right` and the like. Python compares numbers with numbers, texts with texts and lists with lists, and fails
+//! for all other pairs.
 
 use std::cmp::Ordering;
 

@@ -151,8 +151,8 @@ pub fn is_printable(c: char) -> bool {
     !is_escaped || is_mark(c)
 }
 
-/// Whether `escape_debug` escapes a character only because it combines with the previous one. A base before it decides:
-/// the whole text is then escaped only if the character is not printable.
+/// Whether `escape_debug` escapes a character only because it combines with the previous one. After another character,
+/// `escape_debug` escapes it only if it is not printable.
 fn is_mark(c: char) -> bool {
     let mut text = String::from("a");
     text.push(c);

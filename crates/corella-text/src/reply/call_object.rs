@@ -54,8 +54,8 @@ pub(crate) enum Progress {
 }
 
 impl CallObject {
-    /// Reads more of the object, and returns the number of bytes read; `None` if it needs more. `out` gets no part of a
-    /// call before `accepts` is true for its name. An object that is no call becomes text.
+    /// Reads more of the object, and returns the number of bytes read, or `None` if `text` is empty. `out` gets no part
+    /// of a call before `accepts` is true for its name. An object that is no call becomes text.
     pub(crate) fn read(
         &mut self,
         text: &str,

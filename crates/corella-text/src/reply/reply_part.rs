@@ -1,7 +1,7 @@
-//! The parts of a reply beyond its text.
+//! The parts of a reply: reasoning, text and calls.
 
-/// The next part of a reply, as soon as it is known. Joined together, the parts of one kind and one call give the whole
-/// reply.
+/// The next part of a reply, as soon as it is known. Joined together, the parts give the whole reasoning, the whole text
+/// and the whole arguments of each call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplyPart {
     /// The model's reasoning before it answers, without the markup around it.

@@ -49,8 +49,8 @@ pub fn rewritten_source(source: &str) -> Result<String, String> {
     }))
 }
 
-/// Copies a source, with its tags, except comments, as `push` writes them. `push` returns the length of the tag, or
-/// `None` if the tag has no end.
+/// Copies a source. `push` writes each tag that is not a comment, and returns its length, or `None` if the tag has no
+/// end.
 fn with_tags(source: &str, mut push: impl FnMut(&str, &mut String) -> Option<usize>) -> String {
     let mut out = String::with_capacity(source.len() + source.len() / 8);
     let mut rest = source;

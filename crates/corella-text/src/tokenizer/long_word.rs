@@ -1,8 +1,9 @@
 //! Finds positions where a long word may be cut without changing its tokens.
 //!
-//! Byte-pair encoding joins neighbours while the result is in the vocabulary. Two characters that are neighbours in no
-//! token are never joined, so the text on either side of them has the same tokens as on its own. SentencePiece
-//! vocabularies like Llama 2's, for which a whole text is one word, can be cut before nearly every space.
+//! Byte-pair encoding joins neighbours while the result is in the vocabulary. If no token has two given characters side
+//! by side, they are never joined. So a text may be cut between them, and its two parts have the same tokens as the
+//! whole. SentencePiece vocabularies like Llama 2's, for which a whole text is one word, can be cut before nearly every
+//! space.
 
 use std::collections::HashSet;
 

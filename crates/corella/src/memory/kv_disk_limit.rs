@@ -57,7 +57,7 @@ pub(crate) fn set_limits(
     Ok(())
 }
 
-/// The path of a folder without links and steps up. Parts that do not exist yet become folders.
+/// The path of a folder without links and `..`. A part that does not exist yet is taken as a folder, and not as a link.
 fn place(folder: &Path) -> PathBuf {
     let absolute = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let mut place = PathBuf::new();

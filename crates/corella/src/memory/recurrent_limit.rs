@@ -132,7 +132,8 @@ pub(crate) fn set_snapshots(
 }
 
 /// Returns the number of blocks between two snapshots along a prompt. A state of short convolutions is as large as the
-/// keys and values of a few tokens, and one of gated delta networks as large as those of thousands.
+/// keys and values of a few tokens. A state of gated delta networks is as large as the keys and values of thousands of
+/// tokens.
 fn snapshot_interval(state_bytes: u64, block_bytes: u64, page_size: u32) -> u32 {
     let least = (MIN_DISTANCE / page_size).max(1);
     let most = (MAX_DISTANCE / page_size).max(1);

@@ -112,7 +112,7 @@ fn reason_of_memory(weight_bytes: u64, total_bytes: usize, utilization: f64) -> 
     let most = (total_bytes as f64 * utilization * MAX_SHARE_OF_WEIGHTS) as u64;
     (weight_bytes > most).then(|| {
         format!(
-            "the weights take {}, and {} of its memory are for them; --device cuda takes it all the same",
+            "the weights take {}, and {} of its memory are for them; --device cuda takes the GPU all the same",
             display_bytes(weight_bytes),
             display_bytes(most)
         )

@@ -89,7 +89,7 @@ impl Llm {
         let (name, checkpoint) = open_watched(source)?;
         let watch = checkpoint.watch().cloned();
         let loaded = Self::load_checkpoint(name, checkpoint, options, planned);
-        // A page that was lost may be the reason of any other error.
+        // Any other error may come from a part of a file that was read as zeros.
         check_files(watch.as_ref())?;
         loaded
     }

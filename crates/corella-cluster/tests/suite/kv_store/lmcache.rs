@@ -482,7 +482,7 @@ impl Fields {
         String::from_utf8(self.bytes(tag).to_vec()).unwrap()
     }
 
-    /// The identity of a call for chunks, by which its end is found. The session does not belong to it.
+    /// The key under which a call for chunks is stored until the call that ends it. The session is not part of the key.
     fn call(&self) -> Call {
         let key = Key::read(self);
         (

@@ -1,6 +1,6 @@
 //! Loads of cached blocks whose other end is lost, restarted or slow, or whose clients leave.
 //!
-//! Either end sees a connection cut by a proxy as if the process at the other end were killed.
+//! A proxy between the nodes cuts the connection. To each node this looks as if the other process were killed.
 
 use std::time::Duration;
 
@@ -70,8 +70,9 @@ impl Scene {
         self.second.at_rest().await;
     }
 
-    /// Returns the number of tokens that the second node computes for the first prompt: one of the prompt if its blocks
-    /// are cached, and all of the answer but the last.
+    /// Sends the first prompt to the second node again, and returns the number of tokens that the node computes for it.
+    /// If the prompt's blocks are cached, these are the last token of the prompt and all tokens of the answer except
+    /// the last.
     async fn num_computed_again(&self) -> u32 {
         let engine = &self.second.engine;
         let before = engine.stats().scheduler.num_scheduled_tokens;
@@ -79,7 +80,7 @@ impl Scene {
         (engine.stats().scheduler.num_scheduled_tokens - before) as u32
     }
 
-    /// Holds the first rows.
+    /// Makes the proxy hold frames with rows.
     fn hold_rows(&self) {
         self.proxy.judge(|passing| match passing.is_rows() {
             true => Verdict::Hold,

@@ -1,4 +1,4 @@
-//! Nodes that speak of loads which are not theirs, against a node that lends blocks.
+//! A node that sends messages about other nodes' loads, against a node that lends blocks.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -30,8 +30,8 @@ fn lone(model: &MockConfig, num_tokens: u32) -> Vec<TokenId> {
     model.lone_tokens(&prompt(num_tokens), &seeded(2), NUM_TOKENS as usize)
 }
 
-/// The source lends at most five blocks at a time. In the second model, windows of 10 and 17 tokens read three and four
-/// further pages of these blocks.
+/// The source lends at most five blocks at a time. The second model has two further KV groups, with windows of 10 and
+/// 17 tokens. A query after the five blocks reads three and four pages in these groups.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_lends_the_first_of_the_blocks_that_another_lacks() {
     for way in [Way::Tcp, Way::Shm] {

@@ -1,4 +1,5 @@
-//! Replays 1,000 routes of running nodes with the machine as it was before each.
+//! Records 1,000 routes of a running prefill node, each with a copy of the node's state before it. From this state, the
+//! same route must be chosen again.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +11,7 @@ use corella_model::{CostModel, MockConfig, MockExecutor};
 
 use crate::pair::fixture::*;
 
-/// A route, and all that it was chosen by.
+/// A route, and the input of its choice.
 struct Recorded {
     before: PrefillNode,
     call: Call<'static>,

@@ -189,8 +189,8 @@ fn pages_of_another_kind_are_converted() {
     }
 }
 
-/// Returns a page of a session: small whole numbers for these rows, which every format holds, else
-/// 0.
+/// Returns a page of a session. The elements of `rows` are small whole numbers, which every format can hold. All other
+/// elements are 0.
 fn canonical(geometry: &KvGeometry, layer: u32, index: u32, rows: Range<u32>) -> Vec<u8> {
     let size = geometry.format.size();
     let mut bytes = Vec::new();

@@ -69,7 +69,7 @@ fn nothing_is_written_after_a_cancelled_load() {
     other.assert_filled(&table, 0x55);
     other.assert_holds(&key(2), &further, 0);
     wait_for_status(&status, SendStatus::Stopped);
-    // Cancelling is idempotent, and the end's status stays.
+    // A load that has ended keeps its status when it is cancelled.
     load.cancel();
     next.cancel();
     assert_eq!(next.status(), LoadStatus::Done { num_rows: NUM_ROWS });

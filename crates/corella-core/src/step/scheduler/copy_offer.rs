@@ -2,8 +2,8 @@
 //!
 //! A driver with a tier calls [`offer_copies`](Scheduler::offer_copies), and then
 //! [`poll_copy_offer`](Scheduler::poll_copy_offer) whenever it can copy. It holds the blocks that its tier lacks with
-//! [`hold_blocks`](Scheduler::hold_blocks) while it copies them. Such a hold is given up like one of another node, so
-//! that no request waits for a copy.
+//! [`hold_blocks`](Scheduler::hold_blocks) while it copies them. When requests need the pages, the scheduler gives up
+//! such a hold like a hold for another node, so that no request waits for a copy.
 
 use alloc::vec::Vec;
 

@@ -15,9 +15,10 @@ use crate::request_state::Leader;
 use crate::{FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, PageId, Scheduler, StepId};
 
 impl Scheduler {
-    /// Reserves pages for the blocks of a sequence that are not cached, or only for the first of these blocks if all
-    /// would need more pages than fetches may hold. In a group with a window, these are the pages that a query after
-    /// the last block reads. With recurrent layers, also reserves a snapshot for the state after the last block.
+    /// Reserves pages for the blocks of a sequence that are not cached. If all of them need more pages than fetches may
+    /// hold, the grant ends earlier, after the last block that fits. In a group with a window, reserves only the pages
+    /// that a query after the last block reads. With recurrent layers, also reserves a snapshot for the state after the
+    /// last block.
     pub fn begin_fetch(&mut self, mut request: FetchRequest) -> Result<FetchGrant, FetchRefusal> {
         if !self.config.enable_prefix_caching {
             return Err(FetchRefusal::NoPrefixCache);
@@ -85,8 +86,8 @@ impl Scheduler {
         })
     }
 
-    /// The largest number of blocks of a sequence, at most `num_blocks`, up to which a fetch can bring blocks: the
-    /// blocks after the first `num_found` take no more pages than fetches may still hold.
+    /// Returns the number of blocks of a sequence that are cached after a fetch, at most `num_blocks`. The first
+    /// `num_found` blocks are cached already. The fetch is as long as the limit on the pages of all fetches permits.
     fn num_fetchable(&self, num_found: usize, num_blocks: usize) -> Result<usize, FetchRefusal> {
         let limit = self.config.max_fetched_pages;
         let num_held_pages = self.holds.fetches().num_pages();
@@ -113,8 +114,8 @@ impl Scheduler {
         tables
     }
 
-    /// For each group, the first page that a node with the first `num_found` blocks lacks in order to continue after
-    /// `num_blocks` blocks.
+    /// The first page to fetch for each group, so that a request can continue after `num_blocks` blocks. The first
+    /// `num_found` blocks are cached already.
     fn first_pages_behind(
         &self,
         num_found: usize,
@@ -127,8 +128,8 @@ impl Scheduler {
         })
     }
 
-    /// The number of pages that a node with the first `num_found` blocks lacks in order to continue after `num_blocks`
-    /// blocks.
+    /// The number of pages to fetch, so that a request can continue after `num_blocks` blocks. The first `num_found`
+    /// blocks are cached already.
     pub(super) fn num_pages_behind(&self, num_found: usize, num_blocks: usize) -> usize {
         let first_pages = self.first_pages_behind(num_found, num_blocks);
         first_pages
@@ -222,8 +223,8 @@ impl Scheduler {
         true
     }
 
-    /// If no request runs and waiting requests could not start while fetches and holds of blocks have pages, gives up
-    /// the newest fetch or hold. No other fetch or hold begins before a request starts.
+    /// Gives up the newest fetch or hold of blocks if no request runs and some wait, because its pages may be the ones
+    /// that a waiting request lacks. No other fetch or hold begins before a request starts.
     pub(super) fn give_up_loads_for_waiting(&mut self) {
         let is_idle = self.running.is_empty() && self.inflight.is_empty();
         let has_loads = !self.holds.fetches().is_empty() || !self.holds.of_blocks().is_empty();

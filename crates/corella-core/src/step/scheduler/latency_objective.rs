@@ -246,7 +246,8 @@ mod tests {
     #[test]
     fn what_becomes_too_late_while_it_waits_is_ended() {
         let mut run = Run::new(true);
-        // All four slots decode for a long time while a prompt waits that could have been in time.
+        // All four slots decode for a long time. The prompt of request 5 waits for a slot. Started at once, it would
+        // have been in time.
         for id in 1..5 {
             run.add(id, 16, 40, 50_000).unwrap();
         }

@@ -8,8 +8,8 @@
 //!    a reader of both then knows which rows exist.
 //! 3. [`poll_fetch_cancel`](Scheduler::poll_fetch_cancel) and [`poll_ended_hold`](Scheduler::poll_ended_hold): writers
 //!    and readers that stop early free pages early.
-//! 4. [`poll_output`](Scheduler::poll_output). [`stats`](Scheduler::stats) for display are taken earlier: a caller that
-//!    sees its request end then also sees the counts after it.
+//! 4. [`poll_output`](Scheduler::poll_output). Before it, the driver publishes [`stats`](Scheduler::stats), so that they
+//!    already count a request as ended when its caller sees the end.
 //! 5. [`poll_kv_event`](Scheduler::poll_kv_event): events describe the cache at the time of the poll, so a later poll
 //!    returns fewer of them.
 //!
@@ -78,8 +78,8 @@ impl Scheduler {
             .min()
     }
 
-    /// Whether pages are still to be filled, copied or released by others, so that stuck requests may be able to
-    /// continue later.
+    /// Whether a transfer, a copy or another node still has pages. When it gives them back, requests without pages may
+    /// continue.
     pub fn waits_for_kv(&self) -> bool {
         self.remote_kv.num_receiving() > 0
             || !self.holds.is_empty()

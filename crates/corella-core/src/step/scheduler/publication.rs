@@ -63,7 +63,7 @@ impl Scheduler {
         state.give_snapshot(kv);
         let num_blocks = match goes_on && state.is_prefilling() {
             true => state.num_offered_blocks(),
-            // Followers will find the other request's blocks.
+            // The prompt is scheduled to its end, or another request publishes its blocks: no follower needs to wait.
             false => u32::MAX,
         };
         let requests = &mut self.requests;
@@ -101,8 +101,8 @@ impl Scheduler {
         state.truncate_computed(num_rows);
     }
 
-    /// Unpublishes the blocks behind `block` that `step` or a later step fills. A request may have continued from the
-    /// snapshot of `block`, and may have given up its pages since.
+    /// Unpublishes the blocks behind `block` that `step` or a later step fills. They may come from another request,
+    /// which continued from the snapshot of `block` and has given its pages back since.
     fn unpublish_behind(
         &mut self,
         block: BlockId,

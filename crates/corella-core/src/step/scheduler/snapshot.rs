@@ -65,8 +65,9 @@ impl Scheduler {
         Some(end - num_rows)
     }
 
-    /// Has a request that starts after the found blocks take a snapshot where its tokens diverge from the tree, or else
-    /// where a waiting request's tokens diverge from its own, if the snapshot saves enough.
+    /// Chooses where a request that starts after the found blocks takes a further snapshot: where its tokens diverge
+    /// from the tree, or else where its tokens diverge from a waiting request's. Chooses no place if a snapshot there
+    /// would save too little.
     pub(super) fn set_branch(&mut self, index: RequestIndex, found: &FoundPrefix) {
         let Some(points) = self.snapshot_points(&self.requests[index]) else {
             return;
@@ -120,8 +121,8 @@ impl Scheduler {
         num_blocks <= points.end_of_prompt && num_blocks >= before.saturating_add(least)
     }
 
-    /// The largest number of drafts before the next snapshot, which is taken only after a span without drafts: the
-    /// drafts leave room for such a span of one token.
+    /// The largest number of drafts before the next snapshot. A snapshot is taken only after a span without drafts, so
+    /// the drafts leave room for a span of one token.
     pub(super) fn num_drafts_before_snapshot(&self, index: RequestIndex) -> u32 {
         let num_rows = self.num_rows_to_snapshot(&self.requests[index]);
         num_rows.map_or(u32::MAX, |num_rows| num_rows - 1)

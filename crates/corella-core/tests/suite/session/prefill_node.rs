@@ -23,7 +23,7 @@ fn record(instance: u32, incarnation: u64) -> PeerRecord {
     }
 }
 
-/// Knows healthy nodes 0 to `num_nodes` of incarnation 5, which take turns.
+/// Makes a prefill node with `num_nodes` healthy decode nodes of incarnation 5. Requests go to them in turn.
 fn node(num_nodes: u32, falls_back: bool) -> PrefillNode {
     let directory = DirectoryConfig {
         placement: PlacementConfig {
@@ -133,7 +133,7 @@ fn decide(key: SessionKey, num_cached_rows: u32) -> PrefillAction {
     }
 }
 
-/// Answers the lookup of cached rows for the engine. Returns the node whose blocks are fetched.
+/// Reports the cached rows of a prompt on this node and on the decode node. Returns the node whose blocks are fetched.
 fn looked_up(
     node: &mut PrefillNode,
     key: SessionKey,
@@ -270,7 +270,7 @@ fn the_node_with_a_prompt_is_asked_first_and_left_the_rest() {
     allocated(&mut node, key(1, 0), 0);
     let did = actions(&mut node);
     assert!(!did.contains(&decide(key(1, 0), 0)), "{did:?}");
-    // The first session told where the prompt is.
+    // Since the first session, this node knows which decode node has the prompt.
     let (route, submitted) = call(&mut node, 2, None);
     assert!(
         matches!(

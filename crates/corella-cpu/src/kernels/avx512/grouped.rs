@@ -79,7 +79,7 @@ struct Part<'a> {
 #[derive(Clone, Copy)]
 enum Ahead {
     Nothing,
-    /// For each chunk, as many lines as the chunk has, further on in this panel or in the next.
+    /// Each chunk prefetches the lines of a later chunk, in this panel or in the next.
     Chunks,
     /// A slice of the next panel, `num_lines` per chunk. The other parts of the tile prefetch the rest.
     Slice {

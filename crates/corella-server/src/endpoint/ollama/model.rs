@@ -111,7 +111,7 @@ fn names(view: &ModelView, context: &CallContext) -> Vec<String> {
         .collect()
 }
 
-/// `/api/tags`: lists the models under each of their names, those of Ollama's library included, and their adapters.
+/// `/api/tags`: lists the models under each of their names, including names of Ollama's library, and their adapters.
 pub async fn tags(State(models): State<ModelSet>, context: CallContext) -> Response {
     let mut list = Vec::new();
     for view in models.views() {

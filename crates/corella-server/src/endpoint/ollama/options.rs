@@ -208,7 +208,7 @@ impl OptionFields {
         {
             rare_line!(
                 info,
-                "options.num_ctx {num_ctx} is more than the context of {max_model_len} tokens (--max-model-len), which holds"
+                "options.num_ctx {num_ctx} has no effect: the context has {max_model_len} tokens (--max-model-len)"
             );
         }
     }

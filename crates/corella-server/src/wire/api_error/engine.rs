@@ -19,7 +19,7 @@ impl ApiError {
         .with_code("no_slot")
     }
 
-    /// The answer to a request without fault that is checked and not computed.
+    /// The answer to a request that is only checked, if it has no fault.
     pub fn only_checked() -> Self {
         Self::new(StatusCode::NO_CONTENT, "The request can be answered.")
     }
@@ -40,7 +40,7 @@ impl ApiError {
         .with_code("loading")
     }
 
-    /// The model cannot be loaded, or its engine has stopped. It is tried again later.
+    /// The model could not be loaded, or its engine has stopped. A later request loads it again.
     pub fn model_unavailable(model: &str, reason: &str) -> Self {
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -62,7 +62,7 @@ impl ApiError {
         .with_code("load_timeout")
     }
 
-    /// A question about a model that only a loaded one can answer, and that loads none.
+    /// The question needs a loaded model, and this one is not loaded. The question itself does not load it.
     pub fn model_asleep(model: &str) -> Self {
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -175,8 +175,8 @@ impl ApiError {
             // Other nodes report errors as text, so the error is recognised by its ending.
             error if error.to_string().ends_with(NOTHING_ALLOWED) => Self::new(
                 StatusCode::BAD_REQUEST,
-                "The request leaves no token that may come next in its answer: see what the answer \
-                     must look like, allowed_token_ids, bad_words, stop_token_ids and min_tokens.",
+                "The request leaves no token that may come next in its answer: check the answer's format, \
+                     allowed_token_ids, bad_words, stop_token_ids and min_tokens.",
             )
             .with_code("nothing_to_draw"),
             error if error.to_string().contains(NOT_MASKED) => Self::grammar_failed(error),
@@ -189,7 +189,7 @@ impl ApiError {
         Self::new(
             StatusCode::BAD_REQUEST,
             format!(
-                "The answer cannot follow what it must look like: {error}. A simpler schema or grammar may do."
+                "The answer cannot be held to its format: {error}. A simpler schema or grammar may work."
             ),
         )
         .with_code("grammar_failed")

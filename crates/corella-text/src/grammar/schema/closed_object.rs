@@ -1,5 +1,5 @@
-//! Closes objects: an answer has only the members that the schema names, unless the schema mentions others. Otherwise a
-//! model would invent members up to the limit of tokens.
+//! Closes objects: an answer has only the members that the schema names, unless `additionalProperties` or
+//! `patternProperties` allows others. In an open object, a model would invent members up to the limit of tokens.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -33,7 +33,7 @@ const MAX_VISITS: usize = 100_000;
 /// Keywords whose schemas describe the same value as the schema around them.
 const PARTS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
 
-/// The number of places that describe the members of a value together.
+/// The number of parts of a schema that together describe the members of one value.
 fn num_sources(fields: &Map<String, Value>) -> usize {
     num_with_all_of(fields, &["properties", "anyOf", "oneOf", "$ref"])
 }

@@ -43,8 +43,8 @@ impl Decimal {
         }
     }
 
-    /// The decimals that llguidance writes for a double: the shortest decimal that reads as the double, and for an
-    /// integer all digits. The two decimals differ only beyond 2^53.
+    /// The two decimals that llguidance may write for a double: the shortest one that reads as the double, and one with
+    /// all digits of an integer. They differ only beyond 2^53.
     pub(super) fn shown(double: f64) -> [Self; 2] {
         let shortest = Self::parse(&format!("{double:e}"));
         let whole = match double.fract() == 0.0 {

@@ -154,8 +154,8 @@ struct Set {
     other: String,
 }
 
-/// A pattern of all texts that do not match `^case`, or `None` if that is too complex. It may exclude texts of several
-/// lines, where `.` matches less.
+/// A pattern of all texts that do not match `^case`, or `None` if that is too complex. The pattern may exclude further
+/// texts of several lines, because a `.` of `case` matches no line break.
 fn unwanted(case: &str) -> Option<String> {
     let starts = [".*", ".*?", "[\\s\\S]*", "[\\S\\s]*", "[^]*"];
     let start = starts

@@ -220,8 +220,8 @@ fn multiple(fields: &Map<String, Value>) -> Result<Option<Step>, String> {
 fn step_reason(number: impl std::fmt::Display) -> String {
     let number = shortened(&number.to_string());
     format!(
-        "`multipleOf` {number} has too many digits: at most {MAX_DIVISOR} is followed, without its decimal point, and at \
-         most {MAX_SCALE} digits behind that"
+        "`multipleOf` {number} has too many digits: it may be at most {MAX_DIVISOR} without its decimal point, and have \
+         at most {MAX_SCALE} digits behind the point"
     )
 }
 
@@ -289,8 +289,8 @@ impl StepSet {
             common = common / gcd(common, step) * step;
             if common * largest > u128::from(MAX_REMAINDER) / 10 {
                 return Err(format!(
-                    "the values of `multipleOf` have too large a common multiple: at most {} is followed where several \
-                     may describe one number",
+                    "the values of `multipleOf` have too large a common multiple: it may be at most {} where several \
+                     of them may describe one number",
                     MAX_REMAINDER / 10 / u64::try_from(largest).unwrap_or(u64::MAX).max(1)
                 ));
             }

@@ -25,8 +25,7 @@ const MAX_PATTERN_PAIRS: usize = 4_000;
 const MAX_RANGE_DIGITS: usize = 10_000;
 /// The largest number of bytes that merging schemas may copy.
 const MAX_COPIED_BYTES: usize = 8 << 20;
-/// The number of bytes that a pattern counts as if it is merged with another pattern: finding whether a text matches
-/// both takes long.
+/// A pattern that is merged with another one counts as this many bytes: finding whether a text matches both takes long.
 const MERGED_PATTERN_BYTES: usize = 32 << 10;
 /// The largest number of patterns that one text may have to match.
 const MAX_PATTERNS: usize = 12;

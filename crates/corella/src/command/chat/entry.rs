@@ -137,7 +137,7 @@ fn set(rest: &str) -> Result<Command, String> {
             Err("--no-history, when the chat is started, keeps no history".to_owned())
         }
         ("wordwrap" | "nowordwrap", "") => {
-            Err("lines end at spaces on a terminal, and what is piped elsewhere has the model's own".to_owned())
+            Err("lines are wrapped at spaces on a terminal only: piped answers keep the model's own lines".to_owned())
         }
         (field, "") => Ok(Command::Unset(field.to_owned())),
         (field, value) => Ok(Command::Set(field.to_owned(), value.to_owned())),
