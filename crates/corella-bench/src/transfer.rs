@@ -64,7 +64,7 @@ fn speed(
     let shm = Pair::inside_host(&layout, options).map_err(failed)?;
     let nixl = ROW_PATHS
         .iter()
-        .find(|kind| kind.load.is_some_and(|load| load().is_ok()));
+        .find(|kind| kind.option == "nixl" && kind.load.is_some_and(|load| load().is_ok()));
     let nixl = nixl.map(|kind| Pair::by_path(&layout, options, kind));
     let nixl = nixl.transpose().map_err(failed)?;
     let mut columns = [(); 5].map(|()| Vec::new());

@@ -29,7 +29,12 @@ impl Collector for StoreMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let stats = self.0.stats();
         let help = "1 while LMCache's server is used, 0 while it does not answer";
-        gauge(&mut encoder, "corella_kv_store_on", help, stats.is_on.into())?;
+        gauge(
+            &mut encoder,
+            "corella_kv_store_on",
+            help,
+            stats.is_on.into(),
+        )?;
         let counts = [
             (
                 "corella_kv_store_chunks_stored",

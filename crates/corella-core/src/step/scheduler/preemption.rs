@@ -56,10 +56,12 @@ impl Scheduler {
                 Err(_) => return,
             }
         };
-        plan.round.aged = self
-            .waiting
-            .oldest_aged(&self.requests)
-            .and_then(|oldest| self.aged_request(oldest, plan));
+        let aged = self.waiting.oldest_aged(&self.requests);
+        if self.policy.lookahead.is_some() && aged.is_some_and(|aged| aged != candidate.index) {
+            // The aged request has the next turn.
+            return;
+        }
+        plan.round.aged = aged.and_then(|aged| self.aged_request(aged, plan));
         if self.would_delay_aged(&candidate, plan) {
             return;
         }

@@ -141,6 +141,8 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec;
+
     use super::*;
     use crate::queue::waiting_queue::WaitingQueue;
     use crate::scheduler_config::policy::Policy;
@@ -159,6 +161,10 @@ mod tests {
         let mut config = SchedulerConfig::new(num_pages, 4, 64);
         config.max_num_seqs = num_slots;
         config.head_room = HeadRoom::fixed_share(0);
+        with_policy(config, policy)
+    }
+
+    fn with_policy(config: SchedulerConfig, policy: Policy) -> Scheduler {
         Scheduler {
             waiting: WaitingQueue::new(&config, &policy),
             policy,
@@ -220,6 +226,31 @@ mod tests {
         add(&mut scheduler, &[9, 3]);
         assert_eq!(play(&mut scheduler, 100), [3, 10, 9]);
         assert_eq!(scheduler.stats().num_preemptions, 1);
+    }
+
+    /// With a lookahead, only the aged request may start. A preemption for another would leave a slot empty.
+    #[test]
+    fn nothing_is_preempted_for_others_while_an_aged_request_does_not_fit() {
+        let mut config = SchedulerConfig::new(14, 2, 64);
+        config.max_num_seqs = 3;
+        config.max_passed_over = 2;
+        config.head_room = HeadRoom::fixed_share(0);
+        let mut scheduler = with_policy(config, LEAST_LEFT);
+        let request = |id: u32, num_prompt_tokens: u32, max_tokens| {
+            let prompt = (0..num_prompt_tokens).map(|at| 100 * id + at);
+            Request::greedy(RequestId(id.into()), prompt.collect(), max_tokens)
+        };
+        let running = [0, 1, 2].map(|id| request(id, 4, 9));
+        scheduler.add_requests(running.into()).unwrap();
+        assert_eq!(play(&mut scheduler, 1), []);
+        let (large, short) = (request(3, 19, 9), request(4, 2, 1));
+        scheduler.add_requests(vec![large, short]).unwrap();
+        assert_eq!(play(&mut scheduler, 2), [4]);
+        let num_preemptions = scheduler.stats().num_preemptions;
+        scheduler.add_requests(vec![request(5, 2, 3)]).unwrap();
+        assert_eq!(play(&mut scheduler, 6), [0, 1]);
+        assert_eq!(scheduler.stats().num_preemptions, num_preemptions);
+        assert_eq!(play(&mut scheduler, 100), [3, 5, 2]);
     }
 
     /// The earlier request has more tokens left. It gives way to the later one only if keys rank running requests.
