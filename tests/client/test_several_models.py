@@ -1,6 +1,7 @@
 """Tests servers with several models, which are loaded by requests."""
 
 import json
+import os
 import shutil
 import subprocess
 import urllib.request
@@ -83,6 +84,92 @@ def test_options_of_one_model_are_refused(models, words, told):
     process = subprocess.run([BINARY, "serve", *models, *words], capture_output=True, text=True, timeout=PATIENCE_S)
     assert process.returncode == 2
     assert told in process.stderr
+
+
+def test_a_file_names_models_with_options_of_their_own(models, tmp_path):
+    fox, owl, _ = models
+    file = tmp_path / "models.toml"
+    file.write_text(f"""
+        [models.reader]
+        model = "{fox}"
+        max-model-len = 64
+        [models.writer]
+        model = "{owl}"
+        served-model-name = ["author"]
+        pinned = true
+        keep-alive = "0"
+    """)
+    with ServerProcess("--models", file, "--model-memory", "160M", "--threads", "1", "--device", "cpu") as server:
+        server.wait_until(lambda: states(server)["writer"] == "loaded", "the pinned model is loaded")
+        assert complete(server, "author")[0] == "author"
+        assert states(server) == {"reader": "unloaded", "writer": "loaded", "author": "loaded"}
+        with pytest.raises(openai.BadRequestError, match="64"):
+            complete(server, "reader", extra_body={"max_tokens": 100})
+        assert states(server)["writer"] == "loaded"
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("port = 80", "models.toml, line 4: `port` is an option of the server"),
+        ("dtyp = 'int8'", "models.toml, line 4: a model has no option `dtyp`; did you mean `dtype`?"),
+        ("[models.owl]\nmodel = './missing'", "models.toml, line 5: opening ./missing"),
+        ("[models.fox]", "models.toml, line 4: duplicate key"),
+        ("[models.owl]\nmodel = 'FOX'\nserved-model-name = 'fox'", "models.toml, line 4: two models are named `fox`"),
+        ("pinned = true", "the pinned models need"),
+    ],
+)
+def test_mistakes_in_a_file_of_models(models, tmp_path, text, told):
+    file = tmp_path / "models.toml"
+    file.write_text(f"\n[models.fox]\nmodel = '{models[0]}'\n" + text.replace("FOX", str(models[0])))
+    command = [BINARY, "serve", "--models", file, "--port", "0", "--model-memory", "40M"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert process.returncode == 2
+    assert told in process.stderr
+
+
+def test_a_folder_of_models_is_served_and_what_cannot_be_read_is_skipped(models, tmp_path):
+    fox, owl, hare = models
+    shutil.copy(ROOT / "tests/gguf/qwen3-f16.gguf", tmp_path / "wolf.gguf")
+    (owl / "config.json").write_text("{")
+    (hare / "config.json").unlink()
+    with ServerProcess("--models-dir", tmp_path, *ROOM_FOR_ONE) as server:
+        assert states(server) == {"fox": "unloaded", "wolf": "unloaded"}
+        for name in ("fox", "wolf"):
+            assert complete(server, name)[0] == name
+        assert f"skips {hare}: it has no config.json" in server.log()
+        assert f"skips {owl}: " in server.log()
+        # A file that becomes shorter while its model is loaded, and a model whose file is gone.
+        os.truncate(tmp_path / "wolf.gguf", 4096)
+        shutil.rmtree(fox)
+        for name in ("wolf", "fox"):
+            with pytest.raises(openai.InternalServerError, match=name):
+                complete(server, name)
+        assert server.status_of("/health") == 200
+
+
+def test_models_of_the_hubs_cache_may_be_named(models, tmp_path):
+    cache = tmp_path / "hub"
+    snapshot = cache / "models--acme--nano/snapshots" / ("a" * 40)
+    env = os.environ | {"HF_HUB_CACHE": str(cache), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    with ServerProcess(models[0], "--allow-hub-models", *ROOM_FOR_ONE, env=env) as server:
+        assert states(server) == {"fox": "unloaded"}
+        with pytest.raises(openai.NotFoundError):
+            complete(server, "acme/nano")
+        # As `corella pull` puts it there.
+        shutil.copytree(NANO, snapshot)
+        (cache / "models--acme--nano/refs").mkdir()
+        (cache / "models--acme--nano/refs/main").write_text("a" * 40)
+        assert states(server) == {"fox": "unloaded", "acme/nano": "unloaded"}
+        for name in ("acme/../acme/nano", str(snapshot), f"../{cache.name}", "acme/nan"):
+            with pytest.raises(openai.NotFoundError, match="`acme/nano`"):
+                complete(server, name)
+        assert complete(server, "acme/nano")[0] == "acme/nano"
+        assert states(server) == {"fox": "unloaded", "acme/nano": "loaded"}
+        assert complete(server, "fox")[0] == "fox"
+        shutil.rmtree(cache)
+        with pytest.raises(openai.InternalServerError, match="no longer in the hub's cache"):
+            complete(server, "acme/nano")
 
 
 def test_two_models_of_one_name_are_refused(models, tmp_path):

@@ -125,7 +125,7 @@ pub async fn serve(
 /// Waits until the engine of the only model has stopped, and returns why. Among several models, a lost engine ends only
 /// the requests of its own.
 async fn engine_lost(models: &ModelSet) -> io::Error {
-    let is_only = models.num_models() == 1;
+    let is_only = !models.has_several();
     loop {
         match models.only_engine_state() {
             Some(EngineState::Lost(reason)) => return stopped(&reason),

@@ -21,6 +21,7 @@ use clap::{CommandFactory, Parser};
 use corella_cluster::transport::exit;
 
 use crate::arguments::args::{BenchCommand, Cli, Command, LogFormatArg};
+use crate::arguments::config_file::models_file;
 use crate::arguments::{config, config_file, log_format};
 use crate::foreign::foreign_flag;
 use crate::foreign::foreign_flag::Translation;
@@ -49,13 +50,19 @@ pub fn run_command(words: Vec<OsString>) -> ! {
         Err(reason) => refuse(&reason),
     };
     warnings.extend(arguments.warnings.iter().cloned());
-    let cli = match Cli::try_parse_from(&arguments.words) {
+    let mut cli = match Cli::try_parse_from(&arguments.words) {
         Ok(cli) => cli,
         Err(error) => match arguments.explain(&error) {
             Some(reason) => refuse(&reason),
             None => error.exit(),
         },
     };
+    if let Command::Serve(args) = &mut cli.command
+        && let Some(path) = &args.models.models_file
+    {
+        let listed = models_file::read(&Cli::command(), &arguments.words, path, &mut warnings);
+        args.models.listed = listed.unwrap_or_else(|reason| refuse(&reason));
+    }
     log_format::start(match &cli.command {
         Command::Serve(args) => args.server.log_format,
         _ => LogFormatArg::Text,

@@ -26,7 +26,7 @@ use corella_server::{
 use tokio::runtime::Runtime;
 
 use crate::arguments::args::KvStoreAddress;
-use crate::arguments::config::Serve;
+use crate::arguments::config::{ModelOptions, Serve};
 use crate::arguments::log_format::announce;
 use crate::client::otlp::OtlpExporter;
 use crate::model::model_file::open;
@@ -52,7 +52,7 @@ pub fn run(config: Serve) -> Result<(), Error> {
 
 // Long: the steps of a start and of an end, whose order matters.
 async fn serve(mut config: Serve) -> Result<(), Error> {
-    if let Some(models) = (config.models).take_if(|models| models.sources.len() > 1) {
+    if let Some(models) = (config.models).take_if(|models| models.has_several) {
         return several_models::serve(config, models).await;
     }
     let io_error = |what: String| move |error| Error::Io(what, error);
@@ -173,10 +173,13 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
         Some(models) => {
             let loader = SourceLoader {
                 parts: parts.clone(),
-                sources: models.sources.clone(),
-                options: config.options,
-                limits: config.limits,
-                request: config.request,
+                models: models.listed.clone(),
+                shared: ModelOptions {
+                    options: config.options,
+                    limits: config.limits,
+                    request: config.request,
+                },
+                hub: None,
                 log_format: config.log_format,
             };
             let set = several_models::model_set(models, loader)?;

@@ -34,7 +34,7 @@ fn adapted_model(models: &ModelSet, view: &ModelView, id: &str, adapter: &Served
 
 pub async fn list_models(State(models): State<ModelSet>, context: CallContext) -> Response {
     let mut data = Vec::new();
-    let views = models.views();
+    let views = models.views_with_further().await;
     for view in &views {
         let names = view.setting.names.iter();
         let names = names.filter(|name| view.check_key(&context, name).is_ok());
@@ -56,6 +56,7 @@ pub async fn retrieve_model(
     context: CallContext,
     Path(name): Path<String>,
 ) -> Result<Response, ApiError> {
+    models.find_or_add(&context, &name).await;
     let id = models.check_key(&context, Some(&name))?;
     let mut views = models.views();
     let view = views.swap_remove(id.0);

@@ -6,7 +6,6 @@ use corella_engine::ResetError;
 use serde::Deserialize;
 
 use crate::model_set::driver::ModelSet;
-use crate::model_set::model_loader::ModelId;
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
@@ -32,7 +31,7 @@ pub async fn reset_prefix_cache(
     };
     let with_tiers = fields.tiers == Some(true);
     let mut done = Vec::new();
-    for model in (0..models.num_models()).map(ModelId) {
+    for model in models.ids() {
         // A model that waits for its turn may be unloaded.
         let Ok(state) = models.look_at(model) else {
             continue;

@@ -121,7 +121,7 @@ impl Asker {
             models, batches, ..
         } = &self;
         let server = models.parts();
-        let ends_with_engine = models.num_models() == 1;
+        let ends_with_engine = !models.has_several();
         let mut num_losses = 0;
         loop {
             // A line holds no permit while it waits for the rate limit of its key, so other batches continue.

@@ -101,7 +101,7 @@ pub async fn look_at_model(
     let name = pairs.find_map(|pair| pair.strip_prefix("model="));
     let found = match name {
         Some(name) => decoded(name).and_then(|name| models.check_key(&context, Some(&name))),
-        None if models.num_models() > 1 => models.check_key(&context, None),
+        None if models.has_several() => models.check_key(&context, None),
         // A question about the server's only model names none, and any key may ask it.
         None => Ok(ModelId(0)),
     };
@@ -160,7 +160,7 @@ async fn choose(models: &ModelSet, request: Request) -> Result<Choice, ApiError>
     let is_ollama = request.uri().path().starts_with("/api/");
     let first = ModelId(0);
     // Ollama's requests say how long the model stays.
-    if models.num_models() == 1
+    if !models.has_several()
         && !(is_ollama && models.takes_keep_alive(first))
         && let Some(model_use) = models.try_use(first)
     {
@@ -178,11 +178,16 @@ async fn choose(models: &ModelSet, request: Request) -> Result<Choice, ApiError>
     if is_ollama {
         name = name.or(fields.name.as_ref().and_then(ShallowValue::as_str));
         // Ollama's names end in a tag, which defaults to `latest`.
-        let untagged = name.and_then(|name| name.strip_suffix(":latest"));
-        if name.is_some_and(|name| models.find(name).is_none()) {
-            name = untagged.or(name);
+        if let Some(tagged) = name
+            && let Some(untagged) = tagged.strip_suffix(":latest")
+            && models.find_or_add(&context, tagged).await.is_none()
+        {
+            name = Some(untagged);
         }
         keep_alive = ollama::keep_alive(fields.keep_alive.as_ref())?;
+    }
+    if let Some(name) = name {
+        models.find_or_add(&context, name).await;
     }
     let model = models.check_key(&context, name)?;
     let path = parts.uri.path();

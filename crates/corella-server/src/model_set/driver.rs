@@ -1,5 +1,7 @@
 //! The models of a server, and the requests that use them.
 
+mod further_model;
+
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -32,6 +34,9 @@ pub struct ModelSet(Arc<Shared>);
 
 pub struct ModelSetConfig {
     pub models: Vec<ModelSetting>,
+    /// Whether the server is one of several models, even if it lists only one so far. The engine of a server's only
+    /// model ends the server when it is lost.
+    pub has_several: bool,
     /// Limits the planned memory of all models that are loaded.
     pub max_memory_bytes: u64,
     /// Limits the time that a request waits for its model.
@@ -42,8 +47,8 @@ pub struct ModelSetConfig {
 
 struct Shared {
     parts: Arc<ServerParts>,
-    num_models: usize,
-    has_loader: bool,
+    has_several: bool,
+    loader: Option<Arc<dyn ModelLoader>>,
     load_timeout: Duration,
     begin: Instant,
     core: Mutex<Core>,
@@ -51,11 +56,15 @@ struct Shared {
     work: Condvar,
     /// Changes after every change of the table.
     num_updates: watch::Sender<u64>,
+    /// The loader looks for further models once at a time.
+    look_up: tokio::sync::Mutex<()>,
 }
 
 struct Core {
     table: ModelTable,
     slots: Vec<Slot>,
+    /// The models that the loader has found beside those of the table, at its last look.
+    further: Vec<ModelSetting>,
     waits: HashMap<Ticket, oneshot::Sender<Result<ModelUse, LoadError>>>,
     /// For the loader's thread, in order.
     actions: VecDeque<ModelAction>,
@@ -83,13 +92,14 @@ impl ModelSet {
         let num_models = config.models.len();
         let set = Self(Arc::new(Shared {
             parts,
-            num_models,
-            has_loader: config.loader.is_some(),
+            has_several: config.has_several,
+            loader: config.loader.clone(),
             load_timeout: config.load_timeout,
             begin: Instant::now(),
             core: Mutex::new(Core {
                 table: ModelTable::new(config.models, config.max_memory_bytes)?,
                 slots: (0..num_models).map(|_| Slot::default()).collect(),
+                further: Vec::new(),
                 waits: HashMap::new(),
                 actions: VecDeque::new(),
                 wakes_us: 0,
@@ -97,6 +107,7 @@ impl ModelSet {
             }),
             work: Condvar::new(),
             num_updates: watch::Sender::new(0),
+            look_up: tokio::sync::Mutex::new(()),
         }));
         if let Some(loader) = config.loader {
             let set = set.clone();
@@ -117,6 +128,7 @@ impl ModelSet {
                 keep_alive: KeepAlive::Forever,
                 takes_keep_alive: false,
             }],
+            has_several: false,
             max_memory_bytes: u64::MAX,
             load_timeout: Duration::ZERO,
             loader: None,
@@ -144,6 +156,17 @@ impl ModelSet {
         self.0.work.notify_one();
     }
 
+    /// Has the pinned models loaded, without waiting for them.
+    pub fn load_pinned(&self) {
+        self.update(|core, now_us| {
+            for model in (0..core.slots.len()).map(ModelId) {
+                if core.table.setting(model).is_pinned {
+                    core.table.handle_load_asked(model, now_us);
+                }
+            }
+        });
+    }
+
     /// Stops all engines and the loader's thread. A running load is left to the end of the process.
     pub fn close(&self) {
         self.lock().is_closed = true;
@@ -159,7 +182,7 @@ impl ModelSet {
 
     /// Whether models may be unloaded, and loaded again.
     pub(crate) fn has_loader(&self) -> bool {
-        self.0.has_loader
+        self.0.loader.is_some()
     }
 
     /// Whether requests may say how long a model stays loaded.
@@ -198,7 +221,7 @@ impl ModelSet {
     /// Returns the only model of the server, if it has one and that is loaded.
     pub(crate) fn only_model(&self) -> Option<Arc<ServerState>> {
         let core = self.lock();
-        let [slot] = &*core.slots else { return None };
+        let slot = core.slots.first().filter(|_| !self.has_several())?;
         slot.state.clone()
     }
 
@@ -206,7 +229,7 @@ impl ModelSet {
     /// none, unless it does not stop.
     pub(crate) fn only_engine_state(&self) -> Option<EngineState> {
         let core = self.lock();
-        let [slot] = &*core.slots else { return None };
+        let slot = core.slots.first().filter(|_| !self.has_several())?;
         match &slot.state {
             Some(state) => Some(state.engine.state()),
             None if slot.is_stuck => Some(EngineState::Lost("it does not stop".to_owned())),
@@ -214,8 +237,13 @@ impl ModelSet {
         }
     }
 
-    pub(crate) fn num_models(&self) -> usize {
-        self.0.num_models
+    /// Returns whether the server is one of several models. Requests may have named only one of them so far.
+    pub(crate) fn has_several(&self) -> bool {
+        self.0.has_several
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ModelId> + use<> {
+        (0..self.lock().slots.len()).map(ModelId)
     }
 
     /// Returns the model with this name, or the one that has this adapter.
@@ -242,7 +270,7 @@ impl ModelSet {
         let found = self.find(name);
         let setting = self.setting(found.unwrap_or(ModelId(0)));
         check_name(context, &setting, name)?;
-        found.ok_or_else(|| ApiError::model_not_found(name, &self.names(context)))
+        found.ok_or_else(|| self.not_found(context, name))
     }
 
     /// Returns the first model whose own name the caller's key permits.
@@ -252,10 +280,9 @@ impl ModelSet {
             let name = setting.names.first();
             name.map_or(Ok(()), |name| check_name(context, &setting, name))
         };
-        let mut models = (0..self.num_models()).map(ModelId);
-        match models.find(|model| check(model).is_ok()) {
+        match self.ids().find(|model| check(model).is_ok()) {
             Some(model) => Ok(model),
-            None if self.num_models() > 1 => Err(ApiError::no_model_allowed()),
+            None if self.has_several() => Err(ApiError::no_model_allowed()),
             None => check(&ModelId(0)).map(|()| ModelId(0)),
         }
     }
@@ -270,8 +297,12 @@ impl ModelSet {
 
     /// Returns the models' names that the caller's key may use.
     pub(crate) fn names(&self, context: &CallContext) -> Vec<String> {
-        let settings = (0..self.num_models()).map(|index| self.setting(ModelId(index)));
-        let names = settings.flat_map(|setting| {
+        let settings: Vec<_> = {
+            let core = self.lock();
+            let listed = (0..core.slots.len()).map(|index| core.table.setting(ModelId(index)));
+            listed.chain(core.further_models()).cloned().collect()
+        };
+        let names = settings.into_iter().flat_map(|setting| {
             let mut names = setting.names.clone();
             names.retain(|name| check_name(context, &setting, name).is_ok());
             names

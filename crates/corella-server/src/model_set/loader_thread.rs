@@ -22,7 +22,7 @@ pub fn run(set: &ModelSet, loader: &dyn ModelLoader) {
     while let Some(action) = set.next_action() {
         match action {
             ModelAction::Plan(model) => {
-                let plan = unpanicked(|| loader.plan(model));
+                let plan = unpanicked(|| loader.plan(model, &set.name(model)));
                 match &plan {
                     Ok(memory) => {
                         plans.insert(model, *memory);
@@ -59,7 +59,7 @@ fn load(
     let name = set.name(model);
     tracing::info!("loading {name}: {memory}");
     let begin = Instant::now();
-    let loaded = unpanicked(|| loader.load(model, memory));
+    let loaded = unpanicked(|| loader.load(model, &name, memory));
     match &loaded {
         Ok(_) => {
             let time = begin.elapsed();

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::model_set::model_table::ModelSetting;
 use crate::state::server_state::ServerState;
 
 /// A model's position in the list of the server's models.
@@ -50,13 +51,24 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Errors are texts for the operator.
+/// Errors are texts for the operator. `name` is the model's first name.
 pub trait ModelLoader: Send + Sync {
     /// Plans a model's memory from the headers of its files, without reading weights.
-    fn plan(&self, model: ModelId) -> Result<ModelMemory, String>;
+    fn plan(&self, model: ModelId, name: &str) -> Result<ModelMemory, String>;
 
     /// Loads a model within the memory that [`plan`](Self::plan) has returned for it: if its files have been replaced
     /// since by larger ones, it is not loaded. Its memory is free again when the last clone of the state has been
     /// dropped.
-    fn load(&self, model: ModelId, planned: ModelMemory) -> Result<Arc<ServerState>, String>;
+    fn load(
+        &self,
+        model: ModelId,
+        name: &str,
+        planned: ModelMemory,
+    ) -> Result<Arc<ServerState>, String>;
+
+    /// Looks up the models that requests may name although the server does not list them. They are planned and loaded
+    /// by their names.
+    fn further_models(&self) -> Vec<ModelSetting> {
+        Vec::new()
+    }
 }

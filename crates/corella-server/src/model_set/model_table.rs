@@ -20,6 +20,9 @@ const RETRY_US: u64 = 30_000_000;
 /// requests until there is room.
 const FAIR_WAIT_US: u64 = 10_000_000;
 
+/// Limits the models that requests add.
+const MAX_ADDED_MODELS: usize = 256;
+
 /// The models of a server, and the requests that use them or wait for them.
 ///
 /// The table has no clock and starts nothing: facts come in by `handle_*`, with the time. After every call, and at
@@ -32,6 +35,7 @@ const FAIR_WAIT_US: u64 = 10_000_000;
 pub struct ModelTable {
     budget_bytes: u64,
     models: Vec<ModelEntry>,
+    num_added: usize,
     num_tickets: u64,
     actions: VecDeque<ModelAction>,
     answers: VecDeque<Answer>,
@@ -164,6 +168,7 @@ impl ModelTable {
         Ok(Self {
             budget_bytes,
             models: settings.into_iter().map(ModelEntry::new).collect(),
+            num_added: 0,
             num_tickets: 0,
             actions: VecDeque::new(),
             answers: VecDeque::new(),
@@ -171,16 +176,33 @@ impl ModelTable {
         })
     }
 
+    /// Adds a model that a request has named. Names that other models have stay theirs. Returns `None` if requests have
+    /// added too many models.
+    pub fn add(&mut self, mut setting: ModelSetting) -> Option<ModelId> {
+        let known = setting.names.iter().find_map(|name| self.find_named(name));
+        if known.is_some() || self.num_added == MAX_ADDED_MODELS {
+            return known;
+        }
+        setting.other_names.retain(|name| self.find(name).is_none());
+        self.num_added += 1;
+        self.models.push(ModelEntry::new(setting));
+        Some(ModelId(self.models.len() - 1))
+    }
+
+    /// Returns the model that has `name` as one of its names, which short names are not.
+    pub fn find_named(&self, name: &str) -> Option<ModelId> {
+        let mut models = self.models.iter();
+        let position = models.position(|model| model.setting.names.iter().any(|own| own == name));
+        position.map(ModelId)
+    }
+
     pub fn find(&self, name: &str) -> Option<ModelId> {
-        let is_among = |names: &[String]| names.iter().any(|known| known == name);
-        let position = |names: fn(&ModelSetting) -> &[String]| {
+        self.find_named(name).or_else(|| {
+            let is_short = |short: &String| short == name;
             let mut models = self.models.iter();
-            models.position(|model| is_among(names(&model.setting)))
-        };
-        let by_name = position(|setting| &setting.names);
-        by_name
-            .or_else(|| position(|setting| &setting.other_names))
-            .map(ModelId)
+            let position = models.position(|model| model.setting.other_names.iter().any(is_short));
+            position.map(ModelId)
+        })
     }
 
     pub fn setting(&self, model: ModelId) -> &ModelSetting {

@@ -22,6 +22,17 @@ pub struct ModelView {
 impl ModelView {
     pub const STATUS_NAMES: [&str; 5] = ["unloaded", "loading", "loaded", "unloading", "failed"];
 
+    /// A model that no request has used yet.
+    pub fn of_unused(setting: &ModelSetting) -> Self {
+        Self {
+            setting: setting.clone(),
+            status: ModelStatus::Unloaded,
+            state: None,
+            config: None,
+            expires_at: None,
+        }
+    }
+
     /// Returns the state in the words of llama.cpp's router, as far as it has them.
     pub fn status_name(&self) -> &'static str {
         match self.status {

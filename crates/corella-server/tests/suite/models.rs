@@ -37,14 +37,21 @@ struct MockLoader {
     loads: Mutex<Vec<usize>>,
     /// Models that cannot be loaded, and why.
     faults: Mutex<HashMap<usize, String>>,
+    /// Models that are not listed.
+    further: Mutex<Vec<&'static str>>,
 }
 
 impl ModelLoader for MockLoader {
-    fn plan(&self, _: ModelId) -> Result<ModelMemory, String> {
+    fn plan(&self, _: ModelId, _: &str) -> Result<ModelMemory, String> {
         Ok(MEMORY)
     }
 
-    fn load(&self, model: ModelId, planned: ModelMemory) -> Result<Arc<ServerState>, String> {
+    fn load(
+        &self,
+        model: ModelId,
+        name: &str,
+        planned: ModelMemory,
+    ) -> Result<Arc<ServerState>, String> {
         assert_eq!(planned, MEMORY, "the plan arrives");
         self.loads.lock().expect("no panic").push(model.0);
         if let Some(reason) = self.faults.lock().expect("no panic").get(&model.0) {
@@ -52,10 +59,25 @@ impl ModelLoader for MockLoader {
         }
         let mut setup = Setup::new();
         setup.mock = self.mocks[model.0].clone();
-        let name = self.names[model.0];
         setup.serve.served_model_names = vec![name.to_owned()];
         setup.serve.other_names = other_names(name);
         Ok(setup.load(self.parts.clone()))
+    }
+
+    fn further_models(&self) -> Vec<ModelSetting> {
+        let names = self.further.lock().expect("no panic").clone();
+        let setting = |name| setting(name, KeepAlive::Forever);
+        names.into_iter().map(setting).collect()
+    }
+}
+
+fn setting(name: &str, keep_alive: KeepAlive) -> ModelSetting {
+    ModelSetting {
+        names: vec![name.to_owned()],
+        other_names: other_names(name),
+        is_pinned: false,
+        keep_alive,
+        takes_keep_alive: true,
     }
 }
 
@@ -72,6 +94,7 @@ struct Options {
     num_in_memory: u64,
     keep_alive: KeepAlive,
     takes_keep_alive: bool,
+    pinned: Option<&'static str>,
 }
 
 /// A short name of the model's own, and one that all models have.
@@ -87,12 +110,13 @@ impl Options {
             num_in_memory,
             keep_alive: KeepAlive::Forever,
             takes_keep_alive: true,
+            pinned: None,
         }
     }
 
     async fn start(self) -> ModelServer {
         let parts = ServerParts::new(self.server, None, None);
-        let mocks = (0..self.names.len() as u64).map(|seed| MockConfig {
+        let mocks = (0..=self.names.len() as u64).map(|seed| MockConfig {
             seed,
             ..Setup::new().mock
         });
@@ -102,16 +126,16 @@ impl Options {
             mocks: mocks.collect(),
             loads: Mutex::default(),
             faults: Mutex::default(),
+            further: Mutex::default(),
         });
         let settings = self.names.iter().map(|name| ModelSetting {
-            names: vec![(*name).to_owned()],
-            other_names: other_names(name),
-            is_pinned: false,
-            keep_alive: self.keep_alive,
+            is_pinned: self.pinned == Some(*name),
             takes_keep_alive: self.takes_keep_alive,
+            ..setting(name, self.keep_alive)
         });
         let config = ModelSetConfig {
             models: settings.collect(),
+            has_several: self.names.len() > 1,
             max_memory_bytes: self.num_in_memory * MODEL_BYTES,
             load_timeout: Duration::from_secs(600),
             loader: Some(loader.clone()),
@@ -516,6 +540,75 @@ async fn names_choose_the_model_and_unknown_ones_load_none() {
     }
     let malformed = get(server.address, "/props?model=%6").await;
     assert_eq!(malformed.status, 400);
+}
+
+#[tokio::test]
+async fn a_request_may_name_a_model_that_only_the_loader_knows() {
+    let server = Options::of(&["a", "b"], 2).start().await;
+    assert_eq!(server.complete("owner/c").await.status, 404);
+    server
+        .loader
+        .further
+        .lock()
+        .expect("no panic")
+        .push("owner/c");
+    // A list is no use.
+    assert_eq!(server.states().await, ["unloaded", "unloaded", "unloaded"]);
+    let tags = get(server.address, "/api/tags").await.json();
+    assert_eq!(tags["models"][5]["name"], "owner/c");
+    assert_eq!(tags["models"][6]["name"], "owner/c:short");
+    for name in ["owner/../owner/c", "/owner/c", "../c", "owner/d"] {
+        let unknown = server.complete(name).await;
+        assert_eq!(unknown.error()["code"], "model_not_found", "{name}");
+        assert!(unknown.text().contains("`owner/c`"), "{}", unknown.text());
+    }
+    assert_eq!(
+        server.counter("corella_model_loads_total", "owner/c").await,
+        None
+    );
+    let reply = server.complete("owner/c:short").await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(server.states().await, ["unloaded", "unloaded", "loaded"]);
+    assert_eq!(server.loads(), [2]);
+    let model = get(server.address, "/v1/models/owner/c").await.json();
+    assert_eq!(model["status"]["value"], "loaded");
+    // Its place stays when the loader has lost it, and its name means no other model.
+    server.loader.further.lock().expect("no panic").clear();
+    assert_eq!(server.complete("owner/c").await.status, 200);
+    assert_eq!(server.loads(), [2]);
+}
+
+#[tokio::test]
+async fn a_key_adds_no_other_model() {
+    let server = with_key(&["a"]).await;
+    server.loader.further.lock().expect("no panic").push("c");
+    let ask = async |method: &str, path: &str, body: &str| {
+        let headers = [("authorization", "Bearer secret")];
+        let length = (!body.is_empty()).then_some(body.len());
+        let head = head(method, path, &headers, length);
+        send(server.address, &head, body.as_bytes()).await
+    };
+    let body = ModelServer::body("c").to_string();
+    let refused = ask("POST", "/v1/completions", &body).await;
+    assert_eq!(refused.error()["code"], "model_not_found");
+    let list = ask("GET", "/v1/models", "").await.json();
+    assert_eq!(list["data"].as_array().map(Vec::len), Some(1));
+    assert_eq!(server.loads(), [] as [usize; 0]);
+}
+
+#[tokio::test]
+async fn a_pinned_model_is_loaded_without_a_request_and_stays() {
+    let mut options = Options::of(&["a", "b", "c"], 2);
+    options.pinned = Some("b");
+    options.keep_alive = KeepAlive::For(Duration::ZERO);
+    let server = options.start().await;
+    server.models.load_pinned();
+    server.reaches(&["unloaded", "loaded", "unloaded"]).await;
+    for model in [1, 0, 2, 0] {
+        server.asks_and_is_right(model).await;
+    }
+    server.reaches(&["unloaded", "loaded", "unloaded"]).await;
+    assert_eq!(server.loads(), [1, 0, 2, 0]);
 }
 
 #[tokio::test]

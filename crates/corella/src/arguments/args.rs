@@ -59,7 +59,7 @@ pub use llm::LlmArgs;
 pub use manual::{CompletionsArgs, ManArgs};
 pub use mock_time::MockTimeArgs;
 pub use model::{ModelArgs, WeightFormatArg, own_folder, source_of, weight_format};
-pub use models::ModelsArgs;
+pub use models::{ListedModel, ModelsArgs};
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 pub use request::RequestArgs;
 pub use run::RunArgs;

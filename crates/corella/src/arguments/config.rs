@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use corella_cluster::Role;
 use corella_cluster::node::NodeConfig;
@@ -32,6 +31,7 @@ mod hub;
 mod listen;
 mod llm;
 mod models;
+mod models_dir;
 mod otlp;
 mod prompt;
 
@@ -44,7 +44,7 @@ pub use chat::{Chat, ChatWith, chat};
 pub use hub::{hub, ollama_store, pull};
 pub use listen::ListenAddress;
 pub use llm::{LlmConfig, llm};
-pub use models::{Models, models};
+pub use models::{HubModels, ModelOptions, Models, ServedModel, models};
 pub use otlp::otlp;
 pub use prompt::Prompt;
 
@@ -117,10 +117,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     let address = ListenAddress::of(&server)?;
     server_config.has_inherited_socket = matches!(address, ListenAddress::Inherited(_));
     warn_of_foreign_variables(&server, &address)?;
-    options.step_deadline = match server.step_deadline {
-        0 => Duration::MAX,
-        seconds => Duration::from_secs(seconds),
-    };
+    options.step_deadline = server.step_deadline();
     Ok(Serve {
         source: args.model.source(),
         models,

@@ -2,6 +2,8 @@
 //!
 //! These options become arguments in front of the typed ones, so that the same checks apply to all sources.
 
+pub mod models_file;
+
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -125,12 +127,7 @@ impl Arguments {
         };
         let option = refused.split([' ', '=']).next()?;
         let origin = self.origins.iter().find(|origin| origin.option == option)?;
-        let message = error.render().to_string();
-        let message = message.trim_start_matches("error: ");
-        // After the first paragraph clap repeats the usage.
-        let message = message.split("\n\n").next()?;
-        let lines: Vec<&str> = message.lines().map(str::trim).collect();
-        Some(format!("{}: {}", origin.place, lines.join(" ")))
+        Some(format!("{}: {}", origin.place, reason(error)))
     }
 
     /// Adds to an error the place of the option that it names, if the option is from the file or the environment.
@@ -146,6 +143,15 @@ impl Arguments {
             None => message,
         }
     }
+}
+
+fn reason(error: &clap::Error) -> String {
+    let message = error.render().to_string();
+    let message = message.trim_start_matches("error: ");
+    // After the first paragraph clap repeats the usage.
+    let message = message.split("\n\n").next().unwrap_or_default();
+    let lines: Vec<&str> = message.lines().map(str::trim).collect();
+    lines.join(" ")
 }
 
 /// Returns the subcommand, if it reads a file, and the arguments after it.
@@ -187,8 +193,7 @@ struct Setting<'a> {
 }
 
 impl<'a> ConfigFile<'a> {
-    /// Returns the options for this command. Options in the command's own table take precedence.
-    fn settings(&self, warnings: &mut Vec<String>) -> Result<Vec<Setting<'a>>, String> {
+    fn parse(&self) -> Result<DeTable<'a>, String> {
         let table = DeTable::parse(self.text).map_err(|error| {
             let message = error.message().replace('\n', " ");
             let hint = match self.shown.ends_with(".yaml") || self.shown.ends_with(".yml") {
@@ -202,9 +207,14 @@ impl<'a> ConfigFile<'a> {
                 None => format!("{}: {message}{hint}", self.shown),
             }
         })?;
+        Ok(table.into_inner())
+    }
+
+    /// Returns the options for this command. Options in the command's own table take precedence.
+    fn settings(&self, warnings: &mut Vec<String>) -> Result<Vec<Setting<'a>>, String> {
         let mut shared = Vec::new();
         let mut own = Vec::new();
-        for (name, value) in table.into_inner() {
+        for (name, value) in self.parse()? {
             let line = self.line(name.span().start);
             match value.into_inner() {
                 DeValue::Table(table) if **name.get_ref() == *self.command.get_name() => {

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use corella_hub::{Fetched, Hub, HubError, ModelName, OllamaModel};
 
 use crate::arguments::args::{
-    BenchCommand, Command, InspectArgs, LlmArgs, ModelArgs, ModelsArgs, SpeculateArg,
-    SpeculationArgs,
+    BenchCommand, Command, InspectArgs, ListedModel, LlmArgs, ModelArgs, ModelsArgs, ServeArgs,
+    SpeculateArg, SpeculationArgs,
 };
 use crate::arguments::config;
 use crate::built_in;
 use crate::input::nearest_name::nearest_name;
+use crate::model::model_file::open;
 use crate::terminal::fetch_display::FetchDisplay;
 use crate::{Error, ModelSource};
 
@@ -19,8 +20,17 @@ use crate::{Error, ModelSource};
 pub fn resolve(command: &mut Command) -> Result<(), Error> {
     match command {
         Command::Serve(args) => {
+            let given = args
+                .model
+                .model
+                .as_ref()
+                .or(args.model.model_option.as_ref());
+            if given.is_some_and(|given| is_built_in(given)) && args.models.has_other_places() {
+                args.models.more_sources.push(ModelSource::BuiltIn);
+            }
             resolve_without_system(&mut args.model, &mut args.engine.speculation)?;
-            resolve_more(&mut args.models, args.model.offline)
+            resolve_more(&mut args.models, args.model.offline)?;
+            args.models.listed.iter_mut().try_for_each(resolve_listed)
         }
         Command::Generate(args) => {
             resolve_with_system(&mut args.model, &mut args.own.speculation, &mut args.system)
@@ -91,6 +101,20 @@ fn resolve_more(args: &mut ModelsArgs, is_offline: bool) -> Result<(), Error> {
         };
         args.more_sources.push(source);
     }
+    Ok(())
+}
+
+/// Finds a model of the models file, which has its name from there.
+fn resolve_listed(listed: &mut ListedModel) -> Result<(), Error> {
+    let ServeArgs { model, engine, .. } = &mut *listed.args;
+    let found = resolve_without_system(model, &mut engine.speculation);
+    found
+        .and_then(|()| match &model.model {
+            Some(path) if !path.exists() => open(&ModelSource::Path(path.clone())).map(drop),
+            _ => Ok(()),
+        })
+        .map_err(|error| Error::Config(format!("{}: {error}", listed.model_place)))?;
+    model.name = model.model.as_ref().map(|_| listed.name.clone());
     Ok(())
 }
 

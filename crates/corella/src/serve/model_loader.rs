@@ -3,30 +3,33 @@
 use std::sync::Arc;
 
 use corella_engine::{Generate, Submission, SubmitError, TokenStream};
+use corella_hub::{CachedModel, Fetched, Hub, ModelName, short_names};
 use corella_server::{
-    Backend, ModelId, ModelLoader, ModelMemory, OutputMetrics, ServeConfig, ServerParts,
+    Backend, ModelId, ModelLoader, ModelMemory, ModelSetting, OutputMetrics, ServerParts,
     ServerState, TextModel,
 };
 
-use crate::arguments::args::{LogFormatArg, RequestArgs};
+use crate::arguments::args::LogFormatArg;
+use crate::arguments::config::{HubModels, ModelOptions, ServedModel};
 use crate::arguments::log_format::announce;
 use crate::options::weight_cache::WeightKeeper;
-use crate::{Llm, LlmOptions, MemoryPlan, ModelSource};
+use crate::{Llm, MemoryPlan, ModelSource};
 
 /// The models of a server, and the options that they share.
 pub struct SourceLoader {
     pub parts: Arc<ServerParts>,
-    pub sources: Vec<ModelSource>,
-    pub options: LlmOptions,
-    /// The limits of requests, without the facts about a model.
-    pub limits: ServeConfig,
-    pub request: RequestArgs,
+    pub models: Vec<ServedModel>,
+    /// The options of models without their own.
+    pub shared: ModelOptions,
+    /// Where further models are.
+    pub hub: Option<HubModels>,
     pub log_format: LogFormatArg,
 }
 
 impl ModelLoader for SourceLoader {
-    fn plan(&self, ModelId(index): ModelId) -> Result<ModelMemory, String> {
-        let plan = Llm::plan(&self.sources[index], &self.options);
+    fn plan(&self, model: ModelId, name: &str) -> Result<ModelMemory, String> {
+        let (source, own) = self.find(model, name)?;
+        let plan = Llm::plan(&source, &own.options);
         let plan = plan.map_err(|error| error.to_string())?;
         Ok(ModelMemory {
             weights: plan.weight_bytes,
@@ -37,7 +40,8 @@ impl ModelLoader for SourceLoader {
 
     fn load(
         &self,
-        ModelId(index): ModelId,
+        model: ModelId,
+        name: &str,
         planned: ModelMemory,
     ) -> Result<Arc<ServerState>, String> {
         let planned = MemoryPlan {
@@ -45,20 +49,69 @@ impl ModelLoader for SourceLoader {
             kv_cache_bytes: planned.kv_pool,
             working_bytes: planned.working,
         };
+        let (source, own) = self.find(model, name)?;
         // Without a budget, the KV cache takes a share of the memory that is free now, which changes all the time.
-        let planned = Some(&planned).filter(|_| self.options.shared_memory_bytes.is_some());
-        let llm = Llm::load_within(&self.sources[index], &self.options, planned);
+        let planned = Some(&planned).filter(|_| own.options.shared_memory_bytes.is_some());
+        let llm = Llm::load_within(&source, &own.options, planned);
         let llm = llm.map_err(|error| error.to_string())?;
         announce(self.log_format, &llm.summary());
-        Ok(self.state(llm))
+        Ok(self.state(llm, own))
+    }
+
+    fn further_models(&self) -> Vec<ModelSetting> {
+        let Some(HubModels { config, keep_alive }) = &self.hub else {
+            return Vec::new();
+        };
+        let models = Hub::new(config.clone()).list().unwrap_or_else(|error| {
+            tracing::warn!("--allow-hub-models cannot look into the cache: {error}");
+            Vec::new()
+        });
+        let models = models.into_iter().filter(|model| model.is_complete);
+        let setting = |model: CachedModel| {
+            let name = model.name.to_string();
+            ModelSetting {
+                other_names: short_names(&name),
+                names: vec![name],
+                is_pinned: false,
+                keep_alive: *keep_alive,
+                takes_keep_alive: true,
+            }
+        };
+        models.map(setting).collect()
     }
 }
 
 impl SourceLoader {
-    fn state(&self, llm: Llm) -> Arc<ServerState> {
-        let request = self.request.clone();
+    /// Returns where a model is, and its options. A model that is not listed is looked up by its name.
+    fn find(
+        &self,
+        ModelId(index): ModelId,
+        name: &str,
+    ) -> Result<(ModelSource, &ModelOptions), String> {
+        if let Some(model) = self.models.get(index) {
+            let own = model.own.as_deref().unwrap_or(&self.shared);
+            return Ok((model.source.clone(), own));
+        }
+        let config = self.hub.as_ref().map(|hub| hub.config.clone());
+        let found = config.zip(ModelName::parse(name).ok());
+        let found = found.map(|(config, name)| Hub::new(config).find(&name));
+        match found
+            .transpose()
+            .map_err(|error| error.to_string())?
+            .flatten()
+        {
+            Some(Fetched { path, .. }) => {
+                let name = name.to_owned();
+                Ok((ModelSource::Named { path, name }, &self.shared))
+            }
+            None => Err("it is no longer in the hub's cache".to_owned()),
+        }
+    }
+
+    fn state(&self, llm: Llm, own: &ModelOptions) -> Arc<ServerState> {
+        let request = own.request.clone();
         let reply_format = request.reply_format(llm.chat_template.as_ref());
-        let config = request.serve_config(&llm, self.limits.clone());
+        let config = request.serve_config(&llm, own.limits.clone());
         let text = TextModel {
             tokenizer: llm.tokenizer,
             reply_format,

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use corella_engine::Tracer;
-use corella_server::{ModelSet, ModelSetConfig, ServerConfig, ServerParts, shutdown_signal};
+use corella_server::{
+    ModelId, ModelLoader, ModelSet, ModelSetConfig, ServerConfig, ServerParts, shutdown_signal,
+};
 
-use crate::arguments::config::{Models, Serve};
+use crate::arguments::config::{ModelOptions, Models, Serve};
 use crate::arguments::log_format::announce;
 use crate::client::otlp::OtlpExporter;
 use crate::error::display_bytes::display_bytes;
@@ -17,11 +19,11 @@ use crate::serve::server_socket::ServerSocket;
 use crate::serve::{SIGNALS, load_tls, make_room_for, open_batches, ready_line, until_drained};
 use crate::{Error, ModelSource};
 
-pub async fn serve(config: Serve, models: Models) -> Result<(), Error> {
+pub async fn serve(config: Serve, mut models: Models) -> Result<(), Error> {
     let io_error = |what: String| move |error| Error::Io(what, error);
-    for source in &models.sources {
-        if matches!(source, ModelSource::Path(path) if !path.exists()) {
-            open(source)?;
+    for model in &models.listed {
+        if matches!(&model.source, ModelSource::Path(path) if !path.exists()) {
+            open(&model.source)?;
         }
     }
     let mut socket = ServerSocket::open(config.address).await?;
@@ -43,12 +45,16 @@ pub async fn serve(config: Serve, models: Models) -> Result<(), Error> {
     say(&summary(&models));
     let loader = SourceLoader {
         parts: parts.clone(),
-        sources: models.sources.clone(),
-        options: config.options,
-        limits: config.limits,
-        request: config.request,
+        models: models.listed.clone(),
+        shared: ModelOptions {
+            options: config.options,
+            limits: config.limits,
+            request: config.request,
+        },
+        hub: models.hub.take(),
         log_format: config.log_format,
     };
+    check_pinned(&models, &loader)?;
     let models = model_set(models, loader)?;
     let reload = Reload {
         keys: config.keys,
@@ -57,6 +63,7 @@ pub async fn serve(config: Serve, models: Models) -> Result<(), Error> {
     reload.start(&parts).map_err(io_error(SIGNALS.to_owned()))?;
     say(&ready_line);
     supervisor::notify("READY=1");
+    models.load_pinned();
     let served = corella_server::serve(socket.take_listener(), models.clone(), shutdown);
     let report = until_drained(served, &parts, None).await;
     if let Some(exporter) = exporter {
@@ -75,7 +82,12 @@ pub async fn serve(config: Serve, models: Models) -> Result<(), Error> {
 pub fn model_set(models: Models, loader: SourceLoader) -> Result<ModelSet, Error> {
     let parts = loader.parts.clone();
     let config = ModelSetConfig {
-        models: models.settings,
+        models: models
+            .listed
+            .into_iter()
+            .map(|model| model.setting)
+            .collect(),
+        has_several: models.has_several,
         max_memory_bytes: models.memory_bytes,
         load_timeout: models.load_timeout,
         loader: Some(Arc::new(loader)),
@@ -83,15 +95,46 @@ pub fn model_set(models: Models, loader: SourceLoader) -> Result<ModelSet, Error
     ModelSet::new(parts, config).map_err(Error::Config)
 }
 
+/// Refuses pinned models that do not fit into memory together.
+fn check_pinned(models: &Models, loader: &SourceLoader) -> Result<(), Error> {
+    let mut needed_bytes = 0u64;
+    let mut figures = Vec::new();
+    for (index, model) in models.listed.iter().enumerate() {
+        let name = model.setting.names.first().map_or("", String::as_str);
+        if !model.setting.is_pinned {
+            continue;
+        }
+        let plan = loader.plan(ModelId(index), name);
+        let plan =
+            plan.map_err(|error| Error::Config(format!("{name}, which is pinned: {error}")))?;
+        needed_bytes = needed_bytes.saturating_add(plan.total());
+        figures.push(format!("{name} {plan}"));
+    }
+    match needed_bytes <= models.memory_bytes {
+        true => Ok(()),
+        false => Err(Error::Config(format!(
+            "the pinned models need {} together, and --model-memory is {}: {}",
+            display_bytes(needed_bytes),
+            display_bytes(models.memory_bytes),
+            figures.join(", ")
+        ))),
+    }
+}
+
 fn summary(models: &Models) -> String {
-    let names = models
-        .settings
-        .iter()
-        .filter_map(|model| model.names.first());
+    let settings = models.listed.iter().map(|model| &model.setting);
+    let names = settings.filter_map(|setting| setting.names.first());
     let names: Vec<_> = names.map(String::as_str).collect();
+    let further = match models.hub {
+        None => "",
+        Some(_) => ", and those of the hub's cache",
+    };
+    let num = match names.len() {
+        1 => "1 model has".to_owned(),
+        num => format!("{num} models share"),
+    };
     format!(
-        "{} models share {}, and are loaded by requests: {}",
-        names.len(),
+        "{num} {}, loaded by requests: {}{further}",
         display_bytes(models.memory_bytes),
         names.join(", ")
     )

@@ -33,9 +33,12 @@ pub async fn pull_model(
     body.check_fields(models.parts().field_check(Endpoint::OllamaPull))?;
     let asked = required("model", fields.model.or(fields.name))?;
     let untagged = asked.strip_suffix(":latest").unwrap_or(&asked);
-    let known = [&*asked, untagged]
-        .into_iter()
-        .find(|name| models.find(name).is_some());
+    let mut known = None;
+    for name in [&*asked, untagged] {
+        if known.is_none() && models.find_or_add(&context, name).await.is_some() {
+            known = Some(name);
+        }
+    }
     let known = known.ok_or_else(|| ApiError::not_pulled(&asked, &models.names(&context)))?;
     models.check_key(&context, Some(known))?;
     if fields.stream == Some(false) {

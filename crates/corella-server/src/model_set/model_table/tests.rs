@@ -535,6 +535,33 @@ fn models_are_found_by_any_name() {
 }
 
 #[test]
+fn requests_add_models_up_to_a_limit() {
+    let mut script = Script::new(&[2, 2], &[], 2);
+    let added = |name: &str| ModelSetting {
+        other_names: vec!["a".to_owned(), "short".to_owned()],
+        ..setting(&[name])
+    };
+    script.load_idle(A);
+    assert_eq!(script.table.add(added("x")), Some(C));
+    assert_eq!(script.table.add(added("x")), Some(C));
+    assert_eq!(script.table.find("a"), Some(A));
+    assert_eq!(script.table.find("short"), Some(C));
+    assert_eq!(script.table.add(added("short")), Some(D));
+    assert_eq!(script.table.find("short"), Some(D));
+    script.bytes.extend([2, 2]);
+    let ticket = script.wait(C);
+    assert_eq!(script.actions(), [unload_for(A, C)]);
+    script.unloaded(A);
+    assert_eq!(script.actions(), [ModelAction::Load(C)]);
+    script.table.handle_loaded(C, 0);
+    assert_eq!(script.answers(), [(ticket, Ok(()))]);
+    let more = (2..=MAX_ADDED_MODELS).map(|index| script.table.add(added(&index.to_string())));
+    let more: Vec<_> = more.collect();
+    assert!(more[..MAX_ADDED_MODELS - 2].iter().all(Option::is_some));
+    assert_eq!(more.last(), Some(&None));
+}
+
+#[test]
 fn a_busy_model_that_is_to_leave_takes_requests_until_it_is_idle() {
     let mut script = Script::new(&[2], &[], 8);
     // A model that is not loaded is not loaded to be unloaded.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use corella_server::KeepAlive;
 
+use super::ServeArgs;
 use super::byte_size::parse_size;
 use super::duration::parse_duration;
 use crate::ModelSource;
@@ -20,6 +21,20 @@ pub struct ModelsArgs {
     /// `more_models`, found.
     #[arg(skip)]
     pub more_sources: Vec<ModelSource>,
+    /// TOML file with models: a table [models.NAME] for each, with a path or a name of the hub as `model`, and any
+    /// option of a model in place of the one given here; `pinned = true` loads it at the start and never unloads it
+    #[arg(long = "models", value_name = "FILE")]
+    pub models_file: Option<PathBuf>,
+    /// The models of `models_file`.
+    #[arg(skip)]
+    pub listed: Vec<ListedModel>,
+    /// Serve the models in this folder: its folders with a config.json, and its GGUF files. It is read at the start
+    #[arg(long, value_name = "FOLDER")]
+    pub models_dir: Option<PathBuf>,
+    /// Let requests name models of the hub's cache, where `corella pull` puts them, that are not named here. Nothing
+    /// is fetched for a request
+    #[arg(long)]
+    pub allow_hub_models: bool,
     /// Unload a model that no request has used for this long, such as 10m; 0 unloads it when its last request has
     /// ended, and -1 never. A request of Ollama's API may say otherwise for its model [default: 5m with several
     /// models, -1 with one]
@@ -33,6 +48,31 @@ pub struct ModelsArgs {
     /// machine's or container's memory]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub model_memory: Option<u64>,
+}
+
+impl ModelsArgs {
+    /// Returns whether models come from elsewhere than the command line, so that the built-in one is served only if it is
+    /// named.
+    pub fn has_other_places(&self) -> bool {
+        !self.listed.is_empty() || self.models_dir.is_some()
+    }
+
+    /// Returns whether the models are loaded by requests, even if there is only one.
+    pub fn has_several(&self) -> bool {
+        !self.more_models.is_empty() || self.has_other_places() || self.allow_hub_models
+    }
+}
+
+/// A model of `--models FILE`.
+pub struct ListedModel {
+    pub name: String,
+    /// The file, and the line of the model's table.
+    pub place: String,
+    /// The file, and the line of `model`.
+    pub model_place: String,
+    pub is_pinned: bool,
+    /// The command line with the options of the table.
+    pub args: Box<ServeArgs>,
 }
 
 fn parse_keep_alive(text: &str) -> Result<KeepAlive, String> {

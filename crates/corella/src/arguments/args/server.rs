@@ -93,6 +93,13 @@ pub struct ServerArgs {
 }
 
 impl ServerArgs {
+    pub fn step_deadline(&self) -> Duration {
+        match self.step_deadline {
+            0 => Duration::MAX,
+            seconds => Duration::from_secs(seconds),
+        }
+    }
+
     /// Returns the configuration of a server, without keys.
     pub fn config(&self) -> Result<ServerConfig, Error> {
         Ok(ServerConfig {

@@ -1,22 +1,52 @@
 //! The configuration of the models that a server loads and unloads.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use corella_cluster::Role;
-use corella_hub::short_names;
+use corella_hub::{HubConfig, short_names};
 use corella_model::host_bytes;
-use corella_server::{KeepAlive, ModelSetting};
+use corella_server::{KeepAlive, ModelSetting, ServeConfig};
 
-use crate::arguments::args::{FormatChoice, ServeArgs, SpeculateArg, source_of};
+use super::hub::hub;
+use super::models_dir::models_in;
+use crate::arguments::args::{
+    FormatChoice, ListedModel, RequestArgs, ServeArgs, SpeculateArg, source_of,
+};
 use crate::model::model_file::name_of;
 use crate::{Device, Error, LlmOptions, ModelSource};
 
 pub struct Models {
-    pub sources: Vec<ModelSource>,
-    pub settings: Vec<ModelSetting>,
+    pub listed: Vec<ServedModel>,
+    /// Whether the models are loaded by requests, even if there is only one.
+    pub has_several: bool,
+    /// The models that requests may name although they are not listed.
+    pub hub: Option<HubModels>,
     /// The memory of all loaded models together.
     pub memory_bytes: u64,
     pub load_timeout: Duration,
+}
+
+#[derive(Clone)]
+pub struct ServedModel {
+    pub source: ModelSource,
+    pub setting: ModelSetting,
+    /// The options of the model's table. Default: those of the command line.
+    pub own: Option<Arc<ModelOptions>>,
+}
+
+/// The options with which a model is loaded, and its requests are read.
+pub struct ModelOptions {
+    pub options: LlmOptions,
+    /// The limits of requests, without the facts about a model.
+    pub limits: ServeConfig,
+    pub request: RequestArgs,
+}
+
+/// The models of the hub's cache.
+pub struct HubModels {
+    pub config: HubConfig,
+    pub keep_alive: KeepAlive,
 }
 
 /// How long an idle model stays loaded beside others.
@@ -26,9 +56,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(300);
 /// cannot be unloaded.
 pub fn models(args: &ServeArgs, options: &mut LlmOptions) -> Result<Option<Models>, Error> {
     let given = &args.models;
-    let is_one = given.more_sources.is_empty();
+    let has_several = given.has_several();
     let fixed = option_that_holds_a_model(args);
-    if is_one && given.keep_alive.is_none() {
+    if !has_several && given.keep_alive.is_none() {
         if given.model_memory.is_some() {
             return Err(Error::Config(
                 "--model-memory is for a server that unloads models: name several, or add --keep-alive".to_owned(),
@@ -39,58 +69,141 @@ pub fn models(args: &ServeArgs, options: &mut LlmOptions) -> Result<Option<Model
         }
     }
     if let Some(option) = fixed {
-        return Err(Error::Config(format!(
-            "{option} is for a server whose model stays loaded so far: leave it out, or serve one model without \
-             --keep-alive"
-        )));
+        return Err(holds_its_model(option));
     }
-    let first = args.model.model.clone();
-    let first = first.or_else(|| args.model.model_option.clone());
-    let first = source_of(first, args.model.name.clone());
-    let sources: Vec<_> = std::iter::once(first)
-        .chain(given.more_sources.iter().cloned())
-        .collect();
-    let default_memory = match is_one {
-        true => u64::MAX,
-        false => {
-            check_options(args)?;
-            if options.device == Device::Auto {
-                options.device = Device::Cpu;
-            }
-            host_bytes() / 5 * 4
-        }
+    if has_several {
+        check_options(args)?;
+    }
+    let default_memory = match has_several {
+        true => host_bytes() / 5 * 4,
+        false => u64::MAX,
     };
     let memory_bytes = given.model_memory.unwrap_or(default_memory);
     // Without a limit, a single model is planned as if it stayed loaded.
     options.shared_memory_bytes = Some(memory_bytes).filter(|_| memory_bytes < u64::MAX);
+    if has_several {
+        stay_off_gpus(options);
+    }
+    let listed = listed_models(args, options)?;
     Ok(Some(Models {
-        settings: settings(args, &sources),
-        sources,
+        listed,
+        has_several,
+        hub: given.allow_hub_models.then(|| HubModels {
+            config: hub(true),
+            keep_alive: keep_alive(args),
+        }),
         memory_bytes,
         load_timeout: Duration::from_secs(given.model_load_timeout.into()),
     }))
 }
 
-fn settings(args: &ServeArgs, sources: &[ModelSource]) -> Vec<ModelSetting> {
-    let keep_alive = match sources.len() {
-        1 => KeepAlive::Forever,
-        _ => KeepAlive::For(KEEP_ALIVE),
-    };
-    let served = &args.request.served_model_name;
-    let settings = sources.iter().map(|source| {
-        let name = name_of(source);
-        ModelSetting {
-            other_names: short_names(&name),
-            names: match served.is_empty() {
-                true => vec![name],
-                false => served.clone(),
-            },
-            is_pinned: false,
-            keep_alive: args.models.keep_alive.unwrap_or(keep_alive),
-            takes_keep_alive: sources.len() > 1 || args.models.keep_alive.is_some(),
+fn stay_off_gpus(options: &mut LlmOptions) {
+    if options.device == Device::Auto {
+        options.device = Device::Cpu;
+    }
+}
+
+fn listed_models(args: &ServeArgs, shared: &LlmOptions) -> Result<Vec<ServedModel>, Error> {
+    let given = &args.models;
+    let first = args.model.model.clone();
+    let first = first.or_else(|| args.model.model_option.clone());
+    // The built-in model is served if nothing else is named.
+    let has_first = first.is_some() || !given.has_other_places();
+    let first = has_first.then(|| source_of(first, args.model.name.clone()));
+    let sources = first.into_iter().chain(given.more_sources.iter().cloned());
+    let mut models: Vec<_> = sources
+        .map(|source| ServedModel {
+            setting: setting(args, name_of(&source)),
+            source,
+            own: None,
+        })
+        .collect();
+    for listed in &given.listed {
+        let names = &listed.args.request.served_model_name;
+        let model = match names.iter().find(|name| is_taken(&models, name)) {
+            Some(name) => Err(Error::Config(format!("two models are named `{name}`"))),
+            None => listed_model(listed, shared),
+        };
+        let model = model.map_err(|error| Error::Config(format!("{}: {error}", listed.place)));
+        models.push(model?);
+    }
+    if let Some(folder) = &given.models_dir {
+        let found = models_in(folder, |name| is_taken(&models, name))?;
+        models.extend(found.into_iter().map(|(name, source)| ServedModel {
+            source,
+            setting: setting(args, name),
+            own: None,
+        }));
+        if models.is_empty() {
+            return Err(Error::Config(format!(
+                "--models-dir {} has no model: neither a folder with a config.json nor a GGUF file that can be opened",
+                folder.display()
+            )));
         }
-    });
-    settings.collect()
+    }
+    Ok(models)
+}
+
+fn is_taken(models: &[ServedModel], name: &str) -> bool {
+    let mut names = models.iter().flat_map(|model| &model.setting.names);
+    names.any(|taken| taken == name)
+}
+
+/// A model of the models file. What all models have in common is in `shared`.
+fn listed_model(listed: &ListedModel, shared: &LlmOptions) -> Result<ServedModel, Error> {
+    let args = &listed.args;
+    if let Some(option) = option_that_holds_a_model(args) {
+        return Err(holds_its_model(option));
+    }
+    check_common_options(args)?;
+    let mut options = args.engine.options(&args.model)?;
+    options.shared_memory_bytes = shared.shared_memory_bytes;
+    stay_off_gpus(&mut options);
+    options.step_deadline = args.server.step_deadline();
+    let mut limits = ServeConfig::new("", 0, 0, 0);
+    args.adapter.set(&mut options, &mut limits)?;
+    Ok(ServedModel {
+        source: source_of(args.model.model.clone(), args.model.name.clone()),
+        setting: ModelSetting {
+            is_pinned: listed.is_pinned,
+            ..setting(args, listed.name.clone())
+        },
+        own: Some(Arc::new(ModelOptions {
+            options,
+            limits,
+            request: args.request.clone(),
+        })),
+    })
+}
+
+fn setting(args: &ServeArgs, name: String) -> ModelSetting {
+    let served = &args.request.served_model_name;
+    ModelSetting {
+        other_names: short_names(&name),
+        names: match served.is_empty() {
+            true => vec![name],
+            false => served.clone(),
+        },
+        is_pinned: false,
+        keep_alive: keep_alive(args),
+        takes_keep_alive: args.models.has_several() || args.models.keep_alive.is_some(),
+    }
+}
+
+fn keep_alive(args: &ServeArgs) -> KeepAlive {
+    args.models
+        .keep_alive
+        .unwrap_or(match args.models.has_several() {
+            true => KeepAlive::For(KEEP_ALIVE),
+            false => KeepAlive::Forever,
+        })
+}
+
+fn holds_its_model(option: &str) -> Error {
+    Error::Config(format!(
+        "{option} is for a server whose model stays loaded so far: leave it out, or serve one model without \
+         --keep-alive"
+    ))
 }
 
 /// Returns an option with which a model cannot be unloaded yet.
@@ -109,7 +222,7 @@ fn option_that_holds_a_model(args: &ServeArgs) -> Option<&'static str> {
         .find_map(|(is_given, name)| is_given.then_some(name))
 }
 
-/// Refuses options that mean one model, or that do not work with several yet.
+/// Refuses options that mean one model, and those that do not work with several yet.
 fn check_options(args: &ServeArgs) -> Result<(), Error> {
     let ServeArgs {
         model,
@@ -117,7 +230,7 @@ fn check_options(args: &ServeArgs) -> Result<(), Error> {
         engine,
         ..
     } = args;
-    let refused = [
+    refuse_options(&[
         (!request.served_model_name.is_empty(), "--served-model-name"),
         (
             request.tool_call_parser != FormatChoice::Template,
@@ -130,6 +243,14 @@ fn check_options(args: &ServeArgs) -> Result<(), Error> {
         (model.revision.is_some(), "--revision"),
         (model.chat_template.is_some(), "--chat-template"),
         (!engine.cache.pin_prefix.is_empty(), "--pin-prefix"),
+    ])?;
+    check_common_options(args)
+}
+
+/// Refuses options that do not work with several models yet, even if a table has them.
+fn check_common_options(args: &ServeArgs) -> Result<(), Error> {
+    let engine = &args.engine;
+    refuse_options(&[
         (!engine.cache.disk.kv_disk.is_empty(), "--kv-disk"),
         (args.kv_store.kv_store.is_some(), "--kv-store"),
         (
@@ -137,8 +258,11 @@ fn check_options(args: &ServeArgs) -> Result<(), Error> {
             "--speculate draft",
         ),
         (engine.device.device == Device::Cuda, "--device cuda"),
-    ];
-    match refused.into_iter().find(|(is_given, _)| *is_given) {
+    ])
+}
+
+fn refuse_options(refused: &[(bool, &str)]) -> Result<(), Error> {
+    match refused.iter().find(|(is_given, _)| *is_given) {
         None => Ok(()),
         Some((_, option)) => Err(Error::Config(format!(
             "{option} is for a server with one model so far: leave it out, or serve one model"
@@ -148,10 +272,13 @@ fn check_options(args: &ServeArgs) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use std::ffi::OsString;
+
+    use clap::{CommandFactory, Parser};
 
     use super::*;
     use crate::arguments::args::{Cli, Command};
+    use crate::arguments::config_file::models_file;
 
     /// Returns the models of `corella serve` with these words, and the options of the engine.
     fn read(words: &str) -> Result<(Option<Models>, LlmOptions), String> {
@@ -174,11 +301,12 @@ mod tests {
     fn several_models_share_memory() {
         let (models, options) = read("m/a m/b.gguf --model-memory 4G --keep-alive 0").unwrap();
         let models = models.expect("they are unloaded");
-        let names: Vec<_> = models.settings.iter().map(|model| &*model.names).collect();
+        let listed = models.listed.iter();
+        let names: Vec<_> = listed.map(|model| &*model.setting.names).collect();
         assert_eq!(names, [["a"], ["b"]]);
-        assert_eq!(models.sources.len(), 2);
+        assert!(models.has_several);
         assert_eq!(
-            models.settings[1].keep_alive,
+            models.listed[1].setting.keep_alive,
             KeepAlive::For(Duration::ZERO)
         );
         assert_eq!(models.memory_bytes, 4 << 30);
@@ -186,8 +314,11 @@ mod tests {
         assert_eq!(options.device, Device::Cpu);
         let (models, options) = read("m/a m/b").unwrap();
         let models = models.expect("they are unloaded");
-        assert_eq!(models.settings[0].keep_alive, KeepAlive::For(KEEP_ALIVE));
-        assert!(models.settings[0].takes_keep_alive);
+        assert_eq!(
+            models.listed[0].setting.keep_alive,
+            KeepAlive::For(KEEP_ALIVE)
+        );
+        assert!(models.listed[0].setting.takes_keep_alive);
         assert!(models.memory_bytes <= host_bytes() / 5 * 4);
         assert_eq!(options.shared_memory_bytes, Some(models.memory_bytes));
     }
@@ -205,9 +336,9 @@ mod tests {
                 true => KeepAlive::For(Duration::from_secs(600)),
                 false => KeepAlive::Forever,
             };
-            assert_eq!(models.settings[0].keep_alive, keep_alive, "{words}");
+            assert_eq!(models.listed[0].setting.keep_alive, keep_alive, "{words}");
             // Without the option, a request cannot unload the model.
-            let takes = models.settings[0].takes_keep_alive;
+            let takes = models.listed[0].setting.takes_keep_alive;
             assert_eq!(takes, words.contains("10m"), "{words}");
             assert_eq!(options.shared_memory_bytes, None, "{words}");
             assert_eq!(options.device, Device::Auto, "{words}");
@@ -218,6 +349,103 @@ mod tests {
             .err()
             .expect("nothing is unloaded");
         assert!(told.starts_with("--model-memory"), "{told}");
+    }
+
+    /// Returns the models of the command line with a models file that has this text.
+    fn read_file(name: &str, text: &str, words: &str) -> Result<Vec<ServedModel>, String> {
+        let name = format!("corella-served-{}-{name}.toml", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::write(&path, text).unwrap();
+        let words = format!("corella serve --models FILE {words}");
+        let words: Vec<_> = words.split_whitespace().map(OsString::from).collect();
+        let Command::Serve(mut args) = Cli::try_parse_from(&words).unwrap().command else {
+            panic!("the command is another");
+        };
+        let listed = models_file::read(&Cli::command(), &words, &path, &mut Vec::new());
+        std::fs::remove_file(&path).unwrap();
+        args.models.listed = listed?;
+        let models = models(&args, &mut LlmOptions::default());
+        let models = models.map_err(|error| error.to_string())?;
+        Ok(models.expect("they are unloaded").listed)
+    }
+
+    #[test]
+    fn models_of_a_file_have_their_own_options() {
+        let text = "
+            [models.fox]
+            model = \"m/a\"
+            pinned = true
+            chat-template = \"{{ x }}\"
+            [models.owl]
+            model = \"m/b\"
+            keep-alive = \"1h\"
+            dtype = \"int8\"
+        ";
+        let models = read_file("own", text, "--keep-alive 5m --step-deadline 0").unwrap();
+        let [fox, owl] = &*models else {
+            panic!("the built-in model is none of them");
+        };
+        assert_eq!(
+            (&fox.setting.names, &owl.setting.names),
+            (&vec!["fox".to_owned()], &vec!["owl".to_owned()])
+        );
+        assert_eq!(
+            (fox.setting.is_pinned, owl.setting.is_pinned),
+            (true, false)
+        );
+        let keep_alive = [fox, owl].map(|model| model.setting.keep_alive);
+        assert_eq!(
+            keep_alive,
+            [300, 3600].map(|seconds| KeepAlive::For(Duration::from_secs(seconds)))
+        );
+        let own = [fox, owl].map(|model| model.own.as_deref().expect("a table").options.clone());
+        assert_eq!(own[0].chat_template.as_deref(), Some("{{ x }}"));
+        assert_eq!(own[0].weight_format, None);
+        assert!(own[1].weight_format.is_some());
+        for options in &own {
+            assert_eq!(options.device, Device::Cpu);
+            assert_eq!(options.step_deadline, Duration::MAX);
+            assert!(options.shared_memory_bytes.is_some());
+        }
+        let models = read_file("beside", text, "m/first").unwrap();
+        assert_eq!(models[0].setting.names, ["first"]);
+        assert_eq!(models.len(), 3);
+    }
+
+    #[test]
+    fn a_model_of_a_file_that_cannot_be_served_is_told_with_its_line() {
+        let fox = "[models.fox]\nmodel = \"m/a\"";
+        for (text, words, told) in [
+            (
+                fox.to_owned(),
+                "m/fox",
+                "line 1: two models are named `fox`",
+            ),
+            (
+                format!("{fox}\n[models.owl]\nmodel = \"m/b\"\nserved-model-name = \"fox\""),
+                "",
+                "line 3: two models are named `fox`",
+            ),
+            (
+                format!("{fox}\nkv-disk = \"d\""),
+                "",
+                "line 1: --kv-disk is for",
+            ),
+            (
+                format!("{fox}\ndevice = \"cuda\""),
+                "",
+                "line 1: --device cuda is for",
+            ),
+            (
+                format!("{fox}\nenable-lora = true"),
+                "",
+                "line 1: --enable-lora is for",
+            ),
+        ] {
+            let found = read_file("refused", &text, words).err();
+            let found = found.unwrap_or_else(|| panic!("it is taken: {text}"));
+            assert!(found.contains(told), "{text}: {found}");
+        }
     }
 
     #[test]
