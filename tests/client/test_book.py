@@ -121,7 +121,7 @@ def run(command):
     )
 
 
-COMMANDS = ["serve", "generate", "chat", "run", "batch", "completions", "man", "inspect", "quantize", "pull", "list", "rm"] + [
+COMMANDS = ["serve", "generate", "chat", "run", "batch", "completions", "man", "inspect", "quantize", "pull", "list", "rm", "ps", "stop"] + [
     f"bench {name}" for name in ["serve", "offline", "scheduler", "kernels", "perplexity", "cache", "admission", "transfer"]
 ]
 

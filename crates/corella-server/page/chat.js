@@ -8,6 +8,7 @@ import { Conversation } from "./conversation.js";
 import { explain } from "./failure.js";
 import { element } from "./format.js";
 import { MessageView } from "./message_view.js";
+import { stateOf } from "./models.js";
 import { Progress } from "./progress.js";
 import { ScrollFollower } from "./scroll_follower.js";
 import { Settings } from "./settings.js";
@@ -220,7 +221,7 @@ export class Chat {
     this.#draw();
     const view = this.views.at(-1);
     view.begin();
-    const attempt = { control: new AbortController(), answer, old, progress: new Progress() };
+    const attempt = { control: new AbortController(), answer, old, view, progress: new Progress() };
     this.#setAttempt(attempt);
     try {
       const response = await call("/v1/chat/completions", { body, signal: attempt.control.signal });
@@ -238,6 +239,15 @@ export class Chat {
     // The conversation may have been cleared meanwhile.
     if (conversation.messages.at(-1) === answer) {
       this.#end(attempt, view);
+    }
+  }
+
+  /** Says that the answer waits for its model. */
+  showModel(model) {
+    const { answer, progress, view } = this.attempt ?? {};
+    if (progress?.first === null && answer.model === model?.id && model?.status) {
+      answer.note = model.status.value === "loaded" ? "" : `${model.id}: ${stateOf(model.status)}`;
+      view.redraw();
     }
   }
 

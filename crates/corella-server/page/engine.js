@@ -3,6 +3,7 @@
 import { count, duration, element, percent, rate } from "./format.js";
 import { EngineStream } from "./engine_stream.js";
 import { LatencyChart } from "./latency_chart.js";
+import { stateOf } from "./models.js";
 import { NodeList } from "./node_list.js";
 import { PageMap } from "./page_map.js";
 import { drawRequests, forgetRequests } from "./request_table.js";
@@ -28,9 +29,16 @@ const FIGURES = [
 ];
 
 export class Engine {
-  /** `onServer` gets the event that opens each stream, and whether another server was there before. */
-  constructor(onUnauthorized, onServer) {
+  /**
+   * `onServer` gets the event that opens each stream, and whether another server was there before. `onEnd` is called
+   * when the server has ended a stream: the model may have been unloaded.
+   */
+  constructor(onUnauthorized, onServer, onEnd) {
     this.onServer = onServer;
+    /** Nothing is watched before it is known which model. */
+    this.hasBegun = false;
+    /** Why the model has no engine now, if it has none. */
+    this.sleep = null;
     this.isPaused = false;
     this.needsKey = false;
     this.server = null;
@@ -41,6 +49,12 @@ export class Engine {
       onServer: (event) => this.#begin(event),
       onSnapshot: (event) => this.#show(event),
       onTrouble: (text) => this.#showTrouble(text),
+      onAsleep: () => {
+        this.sleep = "not loaded";
+        this.update();
+        onEnd();
+      },
+      onEnd,
       onUnauthorized: () => {
         this.needsKey = true;
         this.#say("trouble", "needs the API key");
@@ -75,8 +89,26 @@ export class Engine {
     addEventListener("resize", () => this.update());
   }
 
+  /** Watches this model of several; `null` means the only one. A model that is not loaded has no engine. */
+  setModel(name, status) {
+    const path = name === null ? "/engine/events" : `/engine/events?model=${encodeURIComponent(name)}`;
+    const sleep = status && status.value !== "loaded" ? stateOf(status) : null;
+    if (path !== this.stream.path || sleep !== this.sleep) {
+      this.stream.close();
+      if (path !== this.stream.path) {
+        this.#forget();
+        this.shown = null;
+        at("server").textContent = "";
+      }
+      this.stream.path = path;
+      this.sleep = sleep;
+      this.update();
+    }
+  }
+
   /** Begins again, for example with another key. */
   restart() {
+    this.hasBegun = true;
     this.needsKey = false;
     this.stream.close();
     this.update();
@@ -85,11 +117,13 @@ export class Engine {
   /** Watches when it can be seen, and at no other time: the server computes nothing for nobody. */
   update() {
     const isSeen = !document.hidden && [at("engine"), at("strip")].some(({ clientWidth }) => clientWidth > 0);
-    if (this.needsKey) {
+    if (this.needsKey || !this.hasBegun) {
       this.stream.close();
     } else if (!isSeen || this.isPaused) {
       this.stream.close();
       this.#say(this.isPaused ? "paused" : "", this.isPaused ? "paused" : "not watching");
+    } else if (this.sleep !== null) {
+      this.#showTrouble(this.sleep, "asleep");
     } else if (!this.stream.isOpen) {
       if (this.shown === null) {
         this.#say("", "connecting");
@@ -107,17 +141,25 @@ export class Engine {
   /** A server that was started again counts from zero. */
   #begin(server) {
     const isOther = this.server?.started_unix_s !== server.started_unix_s;
-    if (isOther) {
-      this.snapshots = [];
-      this.charts.forEach((chart) => chart.clear());
+    if (isOther || this.server.model !== server.model) {
+      this.#forget();
     }
     const wasKnown = this.server !== null;
     this.server = server;
     this.onServer(server, wasKnown && isOther);
   }
 
+  #forget() {
+    this.snapshots = [];
+    this.charts.forEach((chart) => chart.clear());
+  }
+
   #show(snapshot) {
     const now = snapshot.time_ms;
+    // The engine of a model that was loaded again.
+    if (now < (this.snapshots.at(-1)?.now ?? 0)) {
+      this.#forget();
+    }
     this.shown = { now, came: performance.now() };
     delete at("engine").dataset.stale;
     this.#say(snapshot.state === "ready" ? "live" : "trouble", snapshot.state === "ready" ? "live" : snapshot.state);
@@ -139,8 +181,8 @@ export class Engine {
   }
 
   /** What is shown is old. Its figures go, and the clock of the charts goes on, so that the gap can be seen. */
-  #showTrouble(text) {
-    this.#say("trouble", text);
+  #showTrouble(text, state = "trouble") {
+    this.#say(state, text);
     at("engine").dataset.stale = "";
     forgetRequests();
     for (const figure of [...this.figures.values()].flat()) {

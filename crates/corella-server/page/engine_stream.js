@@ -13,10 +13,15 @@ const MIN_PAUSE_MS = 1000;
 const MAX_PAUSE_MS = 10_000;
 
 export class EngineStream {
-  /** `onTrouble` is called with a description of the trouble, repeatedly while the trouble lasts. */
-  constructor({ onServer, onSnapshot, onTrouble, onUnauthorized }) {
-    Object.assign(this, { onServer, onSnapshot, onTrouble, onUnauthorized });
+  /**
+   * `onTrouble` is called with a description of the trouble, repeatedly while the trouble lasts. `onAsleep` is called
+   * when the model is not loaded, and `onUnauthorized` when the server wants a key; the stream is closed then. `onEnd`
+   * is called when the server has ended the stream, which begins again if it is not closed.
+   */
+  constructor({ onServer, onSnapshot, onTrouble, onAsleep, onEnd, onUnauthorized }) {
+    Object.assign(this, { onServer, onSnapshot, onTrouble, onAsleep, onEnd, onUnauthorized });
     this.control = null;
+    this.path = "/engine/events";
     this.endPause = () => {};
     addEventListener("online", () => this.endPause());
   }
@@ -63,7 +68,7 @@ export class EngineStream {
     let pauseMs = MIN_PAUSE_MS;
     while (this.control === control) {
       try {
-        const response = await call("/engine/events", { signal: control.signal });
+        const response = await call(this.path, { signal: control.signal });
         this.failure = null;
         for await (const { name, data } of events(response)) {
           if (name === "server") {
@@ -75,6 +80,7 @@ export class EngineStream {
           }
         }
         this.failure = "not reachable, trying again";
+        this.onEnd();
       } catch (error) {
         if (this.control !== control) {
           return;
@@ -82,6 +88,11 @@ export class EngineStream {
         if (error.status === 401) {
           this.close();
           this.onUnauthorized();
+          return;
+        }
+        if (error.code === "model_asleep") {
+          this.close();
+          this.onAsleep();
           return;
         }
         this.failure = error.status ? `error ${error.status}, trying again` : "not reachable, trying again";

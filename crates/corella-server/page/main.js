@@ -4,9 +4,9 @@ import { apiKey, call } from "./api.js";
 import { Chat } from "./chat.js";
 import { Engine } from "./engine.js";
 import { EngineView } from "./engine_view.js";
-import { element } from "./format.js";
 import { drawIcons } from "./icons.js";
-import { readText, writeText } from "./storage.js";
+import { Models } from "./models.js";
+import { writeText } from "./storage.js";
 
 const MODELS_RETRY_MS = 3000;
 
@@ -18,7 +18,19 @@ const engine = new Engine(askForKey, (server, isOther) => {
   chat.maxAlternatives = Math.min(5, server.max_logprobs);
   // Another server may have another model.
   if (isOther) {
-    readModels().catch(() => {});
+    readAgain();
+  }
+}, readAgain);
+/** The chosen model, and whether its defaults are shown. */
+let shown = { id: null, isLoaded: false };
+const models = new Models((model) => {
+  chat.contextLength = model?.max_model_len ?? null;
+  chat.showModel(model);
+  engine.setModel(models.areSeveral ? model?.id : null, model?.status);
+  const now = { id: model?.id, isLoaded: (model?.status?.value ?? "loaded") === "loaded" };
+  if (now.id !== shown.id || now.isLoaded !== shown.isLoaded) {
+    shown = now;
+    readDefaults(now).catch(() => {});
   }
 });
 
@@ -53,49 +65,34 @@ at("key-form").addEventListener("submit", (event) => {
   start();
 });
 
-/** Adapters come and go, so the list is read again when the page is seen again. */
-async function readModels() {
-  const response = await call("/v1/models");
-  const { data } = await response.json();
-  const select = at("model");
-  const chosen = select.disabled ? readText("browser", "corella.model") : select.value;
-  select.replaceChildren(...data.map(({ id }) => element("option", { value: id, textContent: id })));
-  select.disabled = false;
-  if (data.some(({ id }) => id === chosen)) {
-    select.value = chosen;
+/** Shows the model's sampling defaults in empty fields. A model that is not loaded tells none. */
+async function readDefaults({ id, isLoaded }) {
+  let params = {};
+  if (isLoaded) {
+    const response = await call(models.areSeveral ? `/props?model=${encodeURIComponent(id)}` : "/props");
+    const { default_generation_settings: settings } = await response.json();
+    params = settings?.params ?? {};
   }
-  chat.contextLength = data[0]?.max_model_len ?? null;
-  showModel();
-  readDefaults().catch(() => {});
-}
-
-function showModel() {
-  document.title = `${at("model").value} · Corella`;
-}
-at("model").addEventListener("change", ({ target }) => {
-  writeText("browser", "corella.model", target.value);
-  showModel();
-});
-
-/** Shows the server's sampling defaults in empty fields. */
-async function readDefaults() {
-  const response = await call("/props");
-  const { default_generation_settings: settings } = await response.json();
-  const params = settings?.params ?? {};
   chat.settings.sampling.showDefaults({ ...params, repetition_penalty: params.repeat_penalty });
 }
-document.addEventListener("visibilitychange", () => document.hidden || readModels().catch(() => {}));
+/** Adapters come and go, so the list is read again when the page is seen again. */
+document.addEventListener("visibilitychange", () => document.hidden || readAgain());
+
+function readAgain() {
+  shown = { id: null, isLoaded: false };
+  models.read().catch(() => {});
+}
 
 /** Reads the models again after a failed attempt. Meanwhile the chat uses the server's default model. */
 function readModelsAgain() {
-  if (at("model").disabled) {
-    readModels().catch(({ status }) => status === 401 || setTimeout(readModelsAgain, MODELS_RETRY_MS));
+  if (!models.isKnown) {
+    models.read().catch(({ status }) => status === 401 || setTimeout(readModelsAgain, MODELS_RETRY_MS));
   }
 }
 
 async function start() {
   try {
-    await readModels();
+    await models.read();
   } catch (error) {
     if (error.status === 401) {
       askForKey();

@@ -6,6 +6,7 @@ pub mod engine_event;
 pub mod engine_stream;
 pub mod health;
 pub mod model_list;
+pub mod model_load;
 pub mod page;
 pub mod prefix_cache;
 pub mod role;

@@ -2,6 +2,7 @@
 
 pub mod driver;
 mod loader_thread;
+pub mod model_card;
 pub mod model_loader;
 pub mod model_table;
 pub mod model_use;

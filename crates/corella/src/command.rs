@@ -8,6 +8,7 @@ pub(crate) mod hub_command;
 pub(crate) mod inspect_command;
 pub(crate) mod keyword_options;
 pub(crate) mod limit_share;
+pub(crate) mod loaded_models;
 pub(crate) mod manual;
 pub(crate) mod model_lookup;
 pub(crate) mod profile_table;
@@ -109,6 +110,8 @@ fn carry_out(command: Command) -> Result<i32, Box<dyn Error>> {
         Command::Rm(args) => {
             hub_command::remove(config::hub(true), &config::ollama_store(), &args.models)?
         }
+        Command::Ps(args) => loaded_models::ps(&args)?,
+        Command::Stop(args) => loaded_models::stop(&args)?,
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::man(&args)?,
         Command::Bench(command) => run_benchmark(*command)?,

@@ -23,6 +23,7 @@ use corella_server::{
     AdapterLoader, Backend, DrainReport, KvEvents, KvEventsConfig, ModelId, ModelMemory, ModelSet,
     OutputMetrics, ServerConfig, ServerParts, ServerState, ServerTls, TextModel, shutdown_signal,
 };
+use prometheus_client::collector::Collector;
 use tokio::runtime::Runtime;
 
 use crate::arguments::args::KvStoreAddress;
@@ -132,12 +133,16 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
     let weight_keepers = std::mem::take(&mut llm.weight_keepers);
     let batches = config.files.map(open_batches).transpose()?;
     let name = serve_config.served_model_names.first();
-    let parts = ServerParts::new(server_config, batches, name.map(String::as_str));
+    let name = name.map(String::as_str);
+    let collectors = collectors_of(exporter.as_ref());
+    let parts = ServerParts::new(server_config, batches, name, collectors);
     let mut backend = backend(&llm, &cluster, outputs, kv_store);
-    // A model that may be unloaded takes its keepers along. Others end before this function does.
+    // A model that may be unloaded takes its keepers along, and its server has no other nodes. Other keepers end before
+    // this function does.
     let _weight_keepers = match config.models {
         None => weight_keepers,
         Some(_) => {
+            backend.collectors.clear();
             let generator = LoadedEngine::new(backend.generator, weight_keepers);
             backend.generator = Arc::new(generator);
             Vec::new()
@@ -145,7 +150,6 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
     };
     let collectors = &mut backend.collectors;
     collectors.extend(kv_events.as_ref().map(KvEvents::collector));
-    collectors.extend(exporter.clone().map(|exporter| Box::new(exporter) as _));
     let text = TextModel {
         tokenizer: llm.tokenizer,
         reply_format,
@@ -258,6 +262,15 @@ async fn start_kv_store(address: KvStoreAddress, llm: &Llm) -> Result<Arc<KvStor
     let config = KvStoreConfig::new(address.port, address.status_port, identity);
     let started = KvStore::start(&llm.engine, config).await;
     started.map_err(|error| Error::Config(format!("--kv-store: {error}")))
+}
+
+/// Returns the collectors of metrics that belong to no model.
+fn collectors_of(exporter: Option<&OtlpExporter>) -> Vec<Box<dyn Collector>> {
+    let exporter = exporter.cloned();
+    exporter
+        .map(|exporter| Box::new(exporter) as _)
+        .into_iter()
+        .collect()
 }
 
 fn open_batches(files: FilesConfig) -> Result<Arc<Batches>, Error> {

@@ -82,7 +82,7 @@ impl Server {
             outputs: OutputMetrics::default(),
             collectors: Vec::new(),
         };
-        let parts = ServerParts::new(ServerConfig::default(), None, Some("mock"));
+        let parts = ServerParts::new(ServerConfig::default(), None, Some("mock"), Vec::new());
         let config = ServeConfig::new("mock", MAX_MODEL_LEN, vocab_size, hidden_size);
         let state = ServerState::with_backend(parts, config, text, engine, backend);
         Self {

@@ -23,9 +23,9 @@ pub async fn openapi(State(models): State<ModelSet>, headers: HeaderMap) -> Resp
 fn described(models: &ModelSet) -> ServeConfig {
     let views = models.views();
     if let [view] = &*views
-        && let Some(config) = &view.config
+        && let Some(card) = &view.card
     {
-        return ServeConfig::clone(config);
+        return ServeConfig::clone(&card.config);
     }
     let names = views.into_iter().flat_map(|view| view.setting.names);
     ServeConfig {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::adapter::served_adapter::ServedAdapter;
 use crate::call::call_context::CallContext;
 use crate::model_set::driver::ModelSet;
+use crate::model_set::model_table::ModelStatus;
 use crate::model_set::model_view::ModelView;
 use crate::wire::api_error::ApiError;
 use crate::wire::json_response::json_response;
@@ -19,9 +20,25 @@ fn model(models: &ModelSet, view: &ModelView, id: &str) -> Value {
         "created": models.parts().started_unix_s,
         "owned_by": "corella",
         "root": view.setting.names.first(),
-        "max_model_len": view.config.as_ref().map(|config| config.max_model_len),
-        "status": {"value": view.status_name()},
+        "max_model_len": view.card.as_ref().map(|card| card.config.max_model_len),
+        "status": status(view),
     })
+}
+
+/// The state in the form of llama.cpp's router, and Corella's figures.
+fn status(view: &ModelView) -> Value {
+    let mut status = json!({"value": view.status_name()});
+    if let Some(memory) = view.memory().filter(|memory| memory.total() > 0) {
+        status["memory_bytes"] = json!(memory.total());
+    }
+    if let Some(time) = view.loading_for {
+        status["loading_s"] = json!(time.as_secs_f64());
+    }
+    if let ModelStatus::Failed { error, .. } = &view.status {
+        status["failed"] = json!(true);
+        status["error"] = json!(error.to_string());
+    }
+    status
 }
 
 /// `parent` is the model that the adapter changes.

@@ -63,6 +63,7 @@ assets![
     "markdown_inline.js",
     "math.js",
     "message_view.js",
+    "models.js",
     "node_list.js",
     "page_map.js",
     "progress.js",

@@ -1,28 +1,41 @@
 //! `/sleep`, `/wake_up` and `/is_sleeping`, in vLLM's form.
 
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::Uri;
 use axum::response::Response;
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::model_set::driver::ModelSet;
 use crate::wire::api_error::ApiError;
 use crate::wire::json_response::json_response;
 
+#[derive(Default, Deserialize)]
+#[serde(expecting = "a JSON object")]
+struct SleepFields {
+    level: Option<i64>,
+}
+
 /// `POST /sleep`: unloads all models, and answers when they are unloaded. Running requests end first. A later request
 /// for an answer loads its model again.
-pub async fn sleep(State(models): State<ModelSet>, uri: Uri) -> Result<(), ApiError> {
+///
+/// vLLM reads the level from the query. llama-swap sends it in a body, which other clients leave out.
+pub async fn sleep(State(models): State<ModelSet>, uri: Uri, body: Body) -> Result<(), ApiError> {
+    let body = models.parts().bodies.read(body).await?;
+    let fields: SleepFields = match body.num_bytes() {
+        0 => SleepFields::default(),
+        _ => body.parse()?,
+    };
     let query = uri.query().unwrap_or_default().split('&');
     let mut levels = query.filter_map(|pair| pair.strip_prefix("level="));
-    let level = match levels.next() {
-        None | Some("1") => 1,
-        Some("2") => 2,
-        Some(_) => return Err(ApiError::invalid("level", "must be 1 or 2")),
+    let level = match (levels.next(), fields.level) {
+        (None, None | Some(1)) | (Some("1"), _) => 1,
+        (None, Some(2)) | (Some("2"), _) => 2,
+        _ => return Err(ApiError::invalid("level", "must be 1 or 2")),
     };
     if !models.has_loader() {
-        return Err(ApiError::conflict(
-            "This server cannot sleep: an option such as --role or --enable-lora needs its model to stay loaded.",
-        ));
+        return Err(ApiError::model_stays());
     }
     models.sleep(level).await
 }

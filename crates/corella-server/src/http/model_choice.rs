@@ -177,12 +177,8 @@ async fn choose(models: &ModelSet, request: Request) -> Result<Choice, ApiError>
     let mut keep_alive = None;
     if is_ollama {
         name = name.or(fields.name.as_ref().and_then(ShallowValue::as_str));
-        // Ollama's names end in a tag, which defaults to `latest`.
-        if let Some(tagged) = name
-            && let Some(untagged) = tagged.strip_suffix(":latest")
-            && models.find_or_add(&context, tagged).await.is_none()
-        {
-            name = Some(untagged);
+        if let Some(tagged) = name {
+            name = Some(models.untagged(&context, tagged).await);
         }
         keep_alive = ollama::keep_alive(fields.keep_alive.as_ref())?;
     }

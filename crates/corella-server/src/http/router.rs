@@ -13,6 +13,7 @@ use crate::admin::api_description::openapi;
 use crate::admin::engine_stream::engine_events;
 use crate::admin::health::{health, load, metrics, ready, version};
 use crate::admin::model_list::{list_models, retrieve_model};
+use crate::admin::model_load::{load_model, unload_model};
 use crate::admin::page::{docs, page, page_asset};
 use crate::admin::prefix_cache::reset_prefix_cache;
 use crate::admin::role::{change_role, role};
@@ -76,6 +77,8 @@ fn plain_router(models: ModelSet) -> Router {
         .route("/is_sleeping", get(is_sleeping))
         .route("/v1/models", get(list_models))
         .route("/models", get(list_models))
+        // The page reads this every second, without lines in the log.
+        .route("/page/models.json", get(list_models))
         .route("/v1/models/{*name}", get(retrieve_model))
         .merge(model_routes(&models))
         .merge(admin_routes(&models))
@@ -91,8 +94,8 @@ fn plain_router(models: ModelSet) -> Router {
         .route("/api/generate", post(serve_call::<OllamaGenerate>))
         .route("/api/embed", post(ollama::embed))
         .route("/api/embeddings", post(ollama::embeddings))
-        .route("/api/show", post(ollama::show_model))
         .route_layer(uses_model)
+        .route("/api/show", post(ollama::show_model))
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::running_models))
         .route("/api/pull", post(ollama::pull_model))
@@ -163,6 +166,8 @@ fn admin_routes(models: &ModelSet) -> Router<ModelSet> {
         .route("/reset_prefix_cache", post(reset_prefix_cache))
         .route("/sleep", post(sleep))
         .route("/wake_up", post(wake_up))
+        .route("/models/load", post(load_model))
+        .route("/models/unload", post(unload_model))
         .route_layer(from_fn(require_admin))
 }
 

@@ -1,6 +1,7 @@
 //! The models of a server, and the requests that use them.
 
 mod further_model;
+mod operator;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -15,8 +16,8 @@ use tokio::sync::{oneshot, watch};
 use crate::call::call_context::CallContext;
 use crate::call::metrics::MetricSum;
 use crate::config::keep_alive::KeepAlive;
-use crate::config::serve_config::ServeConfig;
 use crate::model_set::loader_thread;
+use crate::model_set::model_card::ModelCard;
 use crate::model_set::model_loader::{ModelId, ModelLoader, ModelMemory};
 use crate::model_set::model_table::{
     Admission, LoadError, ModelAction, ModelSetting, ModelStatus, ModelTable, Ticket,
@@ -49,6 +50,8 @@ struct Shared {
     parts: Arc<ServerParts>,
     has_several: bool,
     loader: Option<Arc<dyn ModelLoader>>,
+    /// Held while a model's files are read for its card: one model at a time.
+    reads_card: tokio::sync::Mutex<()>,
     load_timeout: Duration,
     begin: Instant,
     core: Mutex<Core>,
@@ -77,8 +80,8 @@ struct Core {
 #[derive(Default)]
 struct Slot {
     state: Option<Arc<ServerState>>,
-    /// The configuration since the first load.
-    config: Option<Arc<ServeConfig>>,
+    /// The card since the first load, or since the first question about the model.
+    card: Option<Arc<ModelCard>>,
     /// The counts of earlier loads.
     past_metrics: Arc<MetricSum>,
     num_unloads: u64,
@@ -94,6 +97,7 @@ impl ModelSet {
             parts,
             has_several: config.has_several,
             loader: config.loader.clone(),
+            reads_card: tokio::sync::Mutex::default(),
             load_timeout: config.load_timeout,
             begin: Instant::now(),
             core: Mutex::new(Core {
@@ -143,7 +147,7 @@ impl ModelSet {
         let mut core = self.lock();
         let now_us = self.now_us();
         let Core { table, slots, .. } = &mut *core;
-        table.handle_load_asked(model, now_us);
+        assert_eq!(table.handle_load_asked(model, now_us), Ok(true));
         let plan = table.poll_action(now_us);
         assert_eq!(plan, Some(ModelAction::Plan(model)));
         table.handle_planned(model, Ok(memory), now_us);
@@ -199,12 +203,19 @@ impl ModelSet {
                 ModelStatus::Loaded { expires_us, .. } => *expires_us,
                 _ => None,
             };
+            let loading_for = match &status {
+                ModelStatus::Loading { since_us, .. } => {
+                    Some(Duration::from_micros(now_us.saturating_sub(*since_us)))
+                }
+                _ => None,
+            };
             let left = |at_us: u64| Duration::from_micros(at_us.saturating_sub(now_us));
             ModelView {
                 setting: core.table.setting(ModelId(index)).clone(),
                 status,
                 state: slot.state.clone(),
-                config: slot.config.clone(),
+                card: slot.card.clone(),
+                loading_for,
                 expires_at: expires_us.and_then(|at_us| now.checked_add(left(at_us))),
             }
         });
@@ -316,6 +327,30 @@ impl ModelSet {
         state.ok_or_else(|| ApiError::model_asleep(&self.name(model)))
     }
 
+    /// Returns what is known of a model, from the headers of its files if it was never loaded.
+    pub(crate) async fn card(&self, model: ModelId) -> Result<Arc<ModelCard>, ApiError> {
+        let known = || self.lock().slots[model.0].card.clone();
+        if let Some(card) = known() {
+            return Ok(card);
+        }
+        let _turn = self.0.reads_card.lock().await;
+        let (None, Some(loader)) = (known(), self.0.loader.clone()) else {
+            return known().ok_or_else(|| ApiError::model_asleep(&self.name(model)));
+        };
+        let name = self.name(model);
+        let read = tokio::task::spawn_blocking(move || {
+            let (config, text) = loader.describe(model, &name)?;
+            Ok(ModelCard::new(Arc::new(config), &text))
+        });
+        let read = read.await.unwrap_or_else(|error| Err(error.to_string()));
+        let card =
+            read.map_err(|reason| ApiError::model_unavailable(&self.name(model), &reason))?;
+        // The model may have been loaded meanwhile.
+        let mut core = self.lock();
+        let card = core.slots[model.0].card.get_or_insert(Arc::new(card));
+        Ok(card.clone())
+    }
+
     /// Begins a use without waiting, if the model can be used at once.
     pub(crate) fn try_use(&self, model: ModelId) -> Option<ModelUse> {
         let state =
@@ -392,77 +427,6 @@ impl ModelSet {
     /// Says how long a model stays loaded after its last request, without a request of its own.
     pub(crate) fn keep_alive(&self, model: ModelId, keep_alive: KeepAlive) {
         self.update(|core, _| core.table.handle_keep_alive(model, keep_alive));
-    }
-
-    /// Unloads all models, and returns when they are unloaded, or need not be any more. Running requests end first.
-    pub(crate) async fn sleep(&self, level: u8) -> Result<(), ApiError> {
-        let before = self.update(|core, _| {
-            core.table.handle_sleep(level);
-            let slots = core.slots.iter().enumerate();
-            let slots = slots.map(|(index, slot)| (ModelId(index), slot.num_unloads));
-            let pending = slots.filter(|(model, _)| core.table.has_pending_unload(*model));
-            pending.collect::<Vec<_>>()
-        });
-        let has_ended = |core: &Core, (model, num_unloads): (ModelId, u64)| {
-            let slot = &core.slots[model.0];
-            let is_pending = core.table.has_pending_unload(model);
-            !is_pending || slot.num_unloads > num_unloads || slot.is_stuck
-        };
-        self.wait_until(|core| before.iter().all(|&model| has_ended(core, model)))
-            .await?;
-        let core = self.lock();
-        let mut asked = before.iter().map(|(model, _)| *model);
-        let stuck = asked.find(|model| core.slots[model.0].is_stuck);
-        drop(core);
-        match stuck {
-            None => Ok(()),
-            Some(model) => Err(ApiError::engine(format!(
-                "The model `{}` cannot be unloaded: its engine does not stop.",
-                self.name(model)
-            ))),
-        }
-    }
-
-    /// Loads the models that `sleep` has unloaded, and returns when they are loaded, or cannot be.
-    pub(crate) async fn wake(&self) -> Result<(), ApiError> {
-        let woken = self.update(|core, now_us| core.table.handle_wake(now_us));
-        let is_on_its_way = |core: &Core, model: ModelId| {
-            let status = core.table.status(model);
-            matches!(
-                status,
-                ModelStatus::Waiting | ModelStatus::Loading | ModelStatus::Unloading
-            )
-        };
-        let loaded = self.wait_until(|core| !woken.iter().any(|&id| is_on_its_way(core, id)));
-        let limit = self.0.load_timeout;
-        match tokio::time::timeout(limit, loaded).await {
-            Ok(ended) => ended?,
-            Err(_) => {
-                let core = self.lock();
-                let late = woken.iter().find(|model| is_on_its_way(&core, **model));
-                let late = late.copied();
-                drop(core);
-                if let Some(model) = late {
-                    return Err(ApiError::load_timeout(&self.name(model), limit.as_secs()));
-                }
-            }
-        }
-        let core = self.lock();
-        let failed = woken
-            .iter()
-            .find_map(|&model| match core.table.status(model) {
-                ModelStatus::Failed { error, .. } => Some((model, error)),
-                _ => None,
-            });
-        drop(core);
-        failed.map_or(
-            Ok(()),
-            |(model, error)| Err(self.unavailable(model, &error)),
-        )
-    }
-
-    pub(crate) fn is_asleep(&self) -> bool {
-        self.lock().table.is_asleep()
     }
 
     /// Ends the use of models whose engine is lost.
@@ -632,7 +596,11 @@ const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 
 impl Slot {
     fn put(&mut self, state: Arc<ServerState>) {
-        self.config = Some(state.config.clone());
+        let served = &state.served;
+        let template = served.chat_template.as_ref();
+        let config = state.config.clone();
+        let card = ModelCard::of(config, &served.tokenizer, template, served.reply_format);
+        self.card = Some(Arc::new(card));
         self.state = Some(state);
     }
 }

@@ -125,6 +125,7 @@ fn reason_text(set: &ModelSet, reason: UnloadReason) -> String {
         }
         UnloadReason::Room { of } => format!("{} needs its room", set.name(of)),
         UnloadReason::Sleep { level } => format!("the server sleeps at level {level}"),
+        UnloadReason::Asked => "the operator has asked for it".to_owned(),
         UnloadReason::Lost => "its engine has stopped".to_owned(),
     }
 }

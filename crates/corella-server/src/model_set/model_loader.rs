@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::config::serve_config::{ServeConfig, TextModel};
 use crate::model_set::model_table::ModelSetting;
 use crate::state::server_state::ServerState;
 
@@ -71,4 +72,10 @@ pub trait ModelLoader: Send + Sync {
     fn further_models(&self) -> Vec<ModelSetting> {
         Vec::new()
     }
+
+    /// Describes a model from the headers of its files, without reading weights.
+    fn describe(&self, model: ModelId, name: &str) -> Result<(ServeConfig, TextModel), String>;
+
+    /// Lets the system forget the content of a model's files, which are read from the disk again at the next load.
+    fn drop_page_cache(&self, model: ModelId, name: &str);
 }

@@ -122,6 +122,8 @@ pub enum UnloadReason {
     Room { of: ModelId },
     /// The server was put to sleep, at this level.
     Sleep { level: u8 },
+    /// The operator has asked for it.
+    Asked,
     /// The model's engine is lost.
     Lost,
 }
@@ -132,7 +134,10 @@ pub enum ModelStatus {
     Unloaded,
     /// Requests wait for the model, whose load has not begun.
     Waiting,
-    Loading,
+    Loading {
+        memory: ModelMemory,
+        since_us: u64,
+    },
     Loaded {
         memory: ModelMemory,
         num_uses: usize,
@@ -255,12 +260,19 @@ impl ModelTable {
         self.models[model.0].end_use(now_us);
     }
 
-    /// The operator asks for a load, without a request.
-    pub fn handle_load_asked(&mut self, model: ModelId, now_us: u64) {
+    /// The operator asks for a load, without a request. Returns `false` if the model is loaded, or will be.
+    pub fn handle_load_asked(&mut self, model: ModelId, now_us: u64) -> Result<bool, LoadError> {
         let entry = &mut self.models[model.0];
         entry.forget_failure(now_us);
-        if !entry.waiting.is_empty() || entry.error().is_some() || entry.takes_requests() {
-            return;
+        if let Some(error) = entry.error() {
+            return Err(error.clone());
+        }
+        if entry.keep() {
+            self.is_asleep = false;
+            return Ok(true);
+        }
+        if entry.state.is_loading() || !entry.waiting.is_empty() || entry.takes_requests() {
+            return Ok(false);
         }
         entry.waiting.push_back(Waiting {
             ticket: Ticket(self.num_tickets),
@@ -269,6 +281,15 @@ impl ModelTable {
             is_request: false,
         });
         self.num_tickets += 1;
+        Ok(true)
+    }
+
+    /// The operator asks for an unload, which comes when the model's uses have ended. Returns whether there is
+    /// anything to unload, or a load to give up. Waiting requests load the model all the same.
+    pub fn handle_unload_asked(&mut self, model: ModelId) -> bool {
+        let gives_up = self.models[model.0].give_up_asked_load();
+        self.models[model.0].ask_unload(UnloadReason::Asked);
+        gives_up || self.has_pending_unload(model)
     }
 
     /// A request says how long a model stays, and does not use it. A model that is not loaded is left so.
@@ -302,7 +323,8 @@ impl ModelTable {
             woken.push(ModelId(index));
             match entry.unload {
                 Some(UnloadReason::Sleep { .. }) => entry.unload = None,
-                _ => self.handle_load_asked(ModelId(index), now_us),
+                // A model that cannot be loaded stays as it is.
+                _ => drop(self.handle_load_asked(ModelId(index), now_us)),
             }
         }
         woken
@@ -411,7 +433,7 @@ impl ModelTable {
                     self.actions.push_back(ModelAction::Plan(model));
                     true
                 }
-                State::Planned(memory) if !self.has(|state| matches!(state, State::Loading(_))) => {
+                State::Planned(memory) if !self.has(State::is_loading) => {
                     self.try_load(model, memory, now_us)
                 }
                 _ => true,
@@ -435,7 +457,7 @@ impl ModelTable {
         let free_bytes = self.budget_bytes - self.planned_bytes();
         if needed_bytes <= free_bytes {
             self.is_asleep = false;
-            self.models[model.0].begin_load(memory);
+            self.models[model.0].begin_load(memory, now_us);
             self.actions.push_back(ModelAction::Load(model));
             return true;
         }
@@ -499,7 +521,7 @@ impl ModelTable {
 
     /// Returns whether requests of a loaded model wait until another model, which has waited for long, has room.
     fn is_held(&self, model: ModelId, now_us: u64) -> bool {
-        if !self.models[model.0].is_evictable() || self.has(|s| matches!(s, State::Loading(_))) {
+        if !self.models[model.0].is_evictable() || self.has(State::is_loading) {
             return false;
         }
         let first = self.load_queue().into_iter().next();
@@ -545,7 +567,7 @@ impl ModelTable {
             states.filter(|state| is_such(state)).count()
         };
         assert!(count(|state| matches!(state, State::Planning)) <= 1);
-        assert!(count(|state| matches!(state, State::Loading(_))) <= 1);
+        assert!(count(State::is_loading) <= 1);
         for (index, entry) in self.models.iter().enumerate() {
             entry.check_invariants();
             let is_held = self.is_held(ModelId(index), now_us);

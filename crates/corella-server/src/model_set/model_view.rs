@@ -1,10 +1,12 @@
 //! A model as lists show it.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::call::call_context::CallContext;
-use crate::config::serve_config::{ServeConfig, names_like};
+use crate::config::serve_config::names_like;
+use crate::model_set::model_card::ModelCard;
+use crate::model_set::model_loader::ModelMemory;
 use crate::model_set::model_table::{ModelSetting, ModelStatus};
 use crate::state::server_state::ServerState;
 use crate::wire::api_error::ApiError;
@@ -13,8 +15,9 @@ pub struct ModelView {
     pub setting: ModelSetting,
     pub status: ModelStatus,
     pub state: Option<Arc<ServerState>>,
-    /// `None` before the first load.
-    pub config: Option<Arc<ServeConfig>>,
+    /// `None` before the first load, or before the first question about the model.
+    pub card: Option<Arc<ModelCard>>,
+    pub loading_for: Option<Duration>,
     /// When the model is unloaded, unless a request uses it before; `None` if it stays.
     pub expires_at: Option<SystemTime>,
 }
@@ -37,10 +40,20 @@ impl ModelView {
     pub fn status_name(&self) -> &'static str {
         match self.status {
             ModelStatus::Unloaded => "unloaded",
-            ModelStatus::Waiting | ModelStatus::Loading => "loading",
+            ModelStatus::Waiting | ModelStatus::Loading { .. } => "loading",
             ModelStatus::Loaded { .. } => "loaded",
             ModelStatus::Unloading => "unloading",
             ModelStatus::Failed { .. } => "failed",
+        }
+    }
+
+    /// Returns the planned memory of a model that is loaded, or is being loaded.
+    pub fn memory(&self) -> Option<ModelMemory> {
+        match &self.status {
+            ModelStatus::Loading { memory, .. } | ModelStatus::Loaded { memory, .. } => {
+                Some(*memory)
+            }
+            _ => None,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use prometheus_client::collector::Collector;
 use tokio::sync::watch;
 
 use crate::call::account::ApiKeys;
@@ -40,18 +41,20 @@ pub struct ServerParts {
 }
 
 impl ServerParts {
-    /// `model_name` labels the metrics of HTTP requests, if the server has only one model.
+    /// `model_name` labels the metrics of HTTP requests, if the server has only one model. `collectors` add metrics of
+    /// parts unknown to the server.
     pub fn new(
         config: ServerConfig,
         batches: Option<Arc<Batches>>,
         model_name: Option<&str>,
+        collectors: Vec<Box<dyn Collector>>,
     ) -> Arc<Self> {
         let is_draining = watch::Sender::new(false);
         Arc::new(Self {
             batches,
             responses: Arc::new(ResponseStore::new(config.max_stored_response_bytes)),
             bodies: BodyReader::new(&config, is_draining.subscribe()),
-            http_metrics: HttpMetrics::new(model_name),
+            http_metrics: HttpMetrics::new(model_name, collectors),
             api_keys: Arc::new(ApiKeys::new(config.api_keys.clone(), config.clock.clone())),
             config: Arc::new(config),
             num_in_flight: watch::Sender::new(0),

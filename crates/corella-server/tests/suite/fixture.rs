@@ -128,7 +128,7 @@ impl Setup {
         ServerState::new(parts, self.serve, text, engine.expect("it starts"))
     }
 
-    fn text(&self) -> TextModel {
+    pub fn text(&self) -> TextModel {
         let template = ChatTemplate::new(self.template, SpecialTokens::default());
         let template = template.expect("it parses");
         TextModel {
@@ -170,7 +170,8 @@ impl Setup {
         };
         let batches = { self.files }.map(|files| Batches::open(files).expect("it opens"));
         let name = self.serve.served_model_names.first();
-        let parts = ServerParts::new(self.server, batches, name.map(String::as_str));
+        let name = name.map(String::as_str);
+        let parts = ServerParts::new(self.server, batches, name, Vec::new());
         let state =
             ServerState::with_backend(parts.clone(), self.serve, text, engine.clone(), backend);
         let (shutdown, asked) = Shutdown::channel();

@@ -9,7 +9,8 @@ use corella_core::SamplingParams;
 use corella_model::{MockConfig, StepGate};
 use corella_server::{
     ApiKey, KeepAlive, ModelId, ModelLoader, ModelMemory, ModelSet, ModelSetConfig, ModelSetting,
-    ServerConfig, ServerParts, ServerState, Shutdown, ShutdownSender, serve,
+    ServeConfig, ServerConfig, ServerParts, ServerState, Shutdown, ShutdownSender, TextModel,
+    serve,
 };
 use corella_test::wait_until_asked;
 use serde_json::{Value, json};
@@ -39,6 +40,8 @@ struct MockLoader {
     faults: Mutex<HashMap<usize, String>>,
     /// Models that are not listed.
     further: Mutex<Vec<&'static str>>,
+    /// The models whose files have left the page cache.
+    dropped: Mutex<Vec<usize>>,
 }
 
 impl ModelLoader for MockLoader {
@@ -57,17 +60,36 @@ impl ModelLoader for MockLoader {
         if let Some(reason) = self.faults.lock().expect("no panic").get(&model.0) {
             return Err(reason.clone());
         }
-        let mut setup = Setup::new();
-        setup.mock = self.mocks[model.0].clone();
-        setup.serve.served_model_names = vec![name.to_owned()];
-        setup.serve.other_names = other_names(name);
-        Ok(setup.load(self.parts.clone()))
+        Ok(self.setup(model, name).load(self.parts.clone()))
+    }
+
+    fn describe(&self, model: ModelId, name: &str) -> Result<(ServeConfig, TextModel), String> {
+        if let Some(reason) = self.faults.lock().expect("no panic").get(&model.0) {
+            return Err(reason.clone());
+        }
+        let setup = self.setup(model, name);
+        let text = setup.text();
+        Ok((setup.serve, text))
+    }
+
+    fn drop_page_cache(&self, model: ModelId, _: &str) {
+        self.dropped.lock().expect("no panic").push(model.0);
     }
 
     fn further_models(&self) -> Vec<ModelSetting> {
         let names = self.further.lock().expect("no panic").clone();
         let setting = |name| setting(name, KeepAlive::Forever);
         names.into_iter().map(setting).collect()
+    }
+}
+
+impl MockLoader {
+    fn setup(&self, model: ModelId, name: &str) -> Setup {
+        let mut setup = Setup::new();
+        setup.mock = self.mocks[model.0].clone();
+        setup.serve.served_model_names = vec![name.to_owned()];
+        setup.serve.other_names = other_names(name);
+        setup
     }
 }
 
@@ -115,7 +137,7 @@ impl Options {
     }
 
     async fn start(self) -> ModelServer {
-        let parts = ServerParts::new(self.server, None, None);
+        let parts = ServerParts::new(self.server, None, None, Vec::new());
         let mocks = (0..=self.names.len() as u64).map(|seed| MockConfig {
             seed,
             ..Setup::new().mock
@@ -127,6 +149,7 @@ impl Options {
             loads: Mutex::default(),
             faults: Mutex::default(),
             further: Mutex::default(),
+            dropped: Mutex::default(),
         });
         let settings = self.names.iter().map(|name| ModelSetting {
             is_pinned: self.pinned == Some(*name),
@@ -238,7 +261,7 @@ async fn requests_load_their_models_and_the_least_recently_used_makes_room() {
     let running = get(server.address, "/api/ps").await.json();
     let running = running["models"].as_array().expect("a list");
     let names: Vec<_> = running.iter().map(|model| &model["name"]).collect();
-    assert_eq!(names, ["b", "c"]);
+    assert_eq!(names, ["b:latest", "c:latest"]);
 }
 
 #[tokio::test]
@@ -323,11 +346,154 @@ async fn a_sleeping_server_is_woken() {
     );
 }
 
+/// llama-swap's helper for vLLM sends the level in a body, and wakes by an empty one.
+#[tokio::test]
+async fn the_second_level_of_sleep_drops_the_page_cache() {
+    let server = Options::of(&["a", "b"], 2).start().await;
+    server.asks_and_is_right(0).await;
+    let dropped = || server.loader.dropped.lock().expect("no panic").clone();
+    for (path, body) in [
+        ("/sleep", json!({"level": 1})),
+        ("/sleep?level=1", json!({"level": 2})),
+    ] {
+        let slept = post(server.address, path, &body).await;
+        assert_eq!((slept.status, slept.text()), (200, ""));
+        assert_eq!(dropped(), [] as [usize; 0], "{path}");
+        let woken = post_bytes(server.address, "/wake_up", b"").await;
+        assert_eq!(woken.status, 200, "{}", woken.text());
+    }
+    let slept = post(server.address, "/sleep", &json!({"level": 2})).await;
+    assert_eq!(slept.status, 200, "{}", slept.text());
+    // The other model may have been loaded before.
+    assert_eq!(dropped(), [0, 1]);
+    for (path, body) in [
+        ("/sleep?level=3", json!({})),
+        ("/sleep", json!({"level": 0})),
+    ] {
+        let refused = post(server.address, path, &body).await;
+        assert_eq!(refused.error()["param"], "level", "{path}");
+    }
+}
+
+#[tokio::test]
+async fn models_are_loaded_and_unloaded_by_name() {
+    let server = Options::of(&["a", "b"], 1).start().await;
+    let ask = async |path: &str, model: &str| {
+        let reply = post(server.address, path, &json!({"model": model})).await;
+        if reply.status == 200 {
+            assert_eq!(reply.json(), json!({"success": true}));
+        }
+        reply.status
+    };
+    assert_eq!(ask("/models/unload", "a").await, 400, "it is not loaded");
+    assert_eq!(ask("/models/load", "a").await, 200);
+    server.reaches(&["loaded", "unloaded"]).await;
+    assert_eq!(ask("/models/load", "a:short").await, 400, "it is loaded");
+    assert_eq!(ask("/models/load", "b").await, 200);
+    server.reaches(&["unloaded", "loaded"]).await;
+    let list = get(server.address, "/models").await.json();
+    let statuses = [&list["data"][0]["status"], &list["data"][1]["status"]];
+    assert_eq!(statuses[0], &json!({"value": "unloaded"}));
+    let loaded = json!({"value": "loaded", "memory_bytes": MODEL_BYTES});
+    assert_eq!(statuses[1], &loaded);
+    // A running request ends first.
+    let gate = server.loader.mocks[1].gate.clone();
+    let _end = OpenAtEnd(gate.clone());
+    gate.close();
+    let mut running = open_post(server.address, "/v1/completions", &ModelServer::body("b")).await;
+    server.runs("b").await;
+    assert_eq!(ask("/models/unload", "b").await, 200);
+    assert_eq!(server.states().await, ["unloaded", "loaded"]);
+    gate.open();
+    assert_eq!(read_reply(&mut running).await.status, 200);
+    server.reaches(&["unloaded", "unloaded"]).await;
+    assert_eq!(server.loads(), [0, 1]);
+    for path in ["/models/load", "/models/unload"] {
+        assert_eq!(ask(path, "c").await, 404, "{path}");
+        let refused = post(server.address, path, &json!({})).await;
+        assert_eq!(
+            (refused.status, &refused.error()["param"]),
+            (400, &json!("model"))
+        );
+    }
+    let fault = (0, "its file has gone".to_owned());
+    server
+        .loader
+        .faults
+        .lock()
+        .expect("no panic")
+        .extend([fault]);
+    assert_eq!(ask("/models/load", "a").await, 200);
+    server.reaches(&["failed", "unloaded"]).await;
+    let refused = post(server.address, "/models/load", &json!({"model": "a"})).await;
+    assert_eq!(refused.error()["code"], "model_unavailable");
+    let list = get(server.address, "/v1/models").await.json();
+    let failed = json!({"value": "failed", "failed": true, "error": "its file has gone"});
+    assert_eq!(list["data"][0]["status"], failed);
+}
+
+#[tokio::test]
+async fn only_keys_that_may_change_the_server_load_models() {
+    let mut options = Options::of(&["a"], 1);
+    let mut user = ApiKey::unlimited("user", "user");
+    user.is_admin = false;
+    let mut other = ApiKey::unlimited("other", "other");
+    other.models = Some(vec!["b".to_owned()]);
+    options.server.api_keys = vec![user, other, ApiKey::unlimited("admin", "admin")];
+    let server = options.start().await;
+    let body = json!({"model": "a"}).to_string();
+    for path in ["/models/load", "/models/unload"] {
+        for (key, status) in [("user", 403), ("other", 404), ("admin", 200)] {
+            let key = format!("Bearer {key}");
+            let headers = [("authorization", &*key)];
+            let head = head("POST", path, &headers, Some(body.len()));
+            let reply = send(server.address, &head, body.as_bytes()).await;
+            assert_eq!(reply.status, status, "{path} {key}: {}", reply.text());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_model_is_shown_without_being_loaded() {
+    let server = Options::of(&["a", "b"], 1).start().await;
+    let show = async |body: Value| post(server.address, "/api/show", &body).await;
+    let unloaded = show(json!({"model": "b:latest"})).await.json();
+    assert_eq!(server.loads(), [] as [usize; 0]);
+    assert_eq!(unloaded["modelfile"], "FROM b\n");
+    assert_eq!(unloaded["capabilities"], json!(["completion"]));
+    let length = &unloaded["model_info"]["decoder.context_length"];
+    assert_eq!(length, &json!(crate::fixture::MAX_MODEL_LEN));
+    server.asks_and_is_right(1).await;
+    assert_eq!(show(json!({"name": "b"})).await.json(), unloaded);
+    assert_eq!(show(json!({})).await.json()["modelfile"], "FROM a\n");
+    assert_eq!(show(json!({"model": "c"})).await.status, 404);
+    // Files that cannot be read.
+    let server = Options::of(&["a"], 1).start().await;
+    let fault = (0, "its file has gone".to_owned());
+    server
+        .loader
+        .faults
+        .lock()
+        .expect("no panic")
+        .extend([fault]);
+    let refused = post(server.address, "/api/show", &json!({"model": "a"})).await;
+    assert_eq!(refused.status, 503);
+    assert!(
+        refused.text().contains("its file has gone"),
+        "{}",
+        refused.text()
+    );
+}
+
 #[tokio::test]
 async fn a_model_without_a_loader_stays() {
     let server = TestServer::start().await;
     let refused = post(server.address, "/sleep", &json!({})).await;
     assert_eq!(refused.status, 409);
+    let unload = post(server.address, "/models/unload", &json!({"model": MODEL})).await;
+    assert_eq!(unload.status, 409);
+    let load = post(server.address, "/models/load", &json!({"model": MODEL})).await;
+    assert_eq!(load.status, 400, "it is loaded");
     let asleep = get(server.address, "/is_sleeping").await.json();
     assert_eq!(asleep, json!({"is_sleeping": false}));
     let body = json!({"model": MODEL, "keep_alive": 0, "stream": false});
@@ -707,7 +873,14 @@ async fn a_short_name_of_several_models_permits_the_first() {
     let tags = get(server.address, "/api/tags").await.json();
     let tags = tags["models"].as_array().expect("a list");
     let names: Vec<_> = tags.iter().map(|model| &model["name"]).collect();
-    assert_eq!(names, ["a", "a:short", "shared", "b", "b:short"]);
+    let expected = [
+        "a:latest",
+        "a:short",
+        "shared:latest",
+        "b:latest",
+        "b:short",
+    ];
+    assert_eq!(names, expected);
 }
 
 /// Models `a` and `b`, and a key that may use these names.

@@ -237,7 +237,7 @@ async fn a_model_is_pulled_that_is_there_and_has_its_facts() {
     let tags = get(server.address, "/api/tags").await.json();
     let models = tags["models"].as_array().expect("a list");
     let names: Vec<_> = models.iter().map(|model| &model["name"]).collect();
-    assert_eq!(names, [MODEL, "mock:1b", "mock"]);
+    assert_eq!(names, ["org/mock:latest", "mock:1b", "mock:latest"]);
     assert_eq!(models[0]["size"], 2_470_000_123_u64);
     let running = get(server.address, "/api/ps").await.json();
     assert_eq!(running["models"].as_array().map(Vec::len), Some(1));
@@ -264,7 +264,7 @@ async fn a_model_is_pulled_that_is_there_and_has_its_facts() {
 async fn models_are_told_of() {
     let server = TestServer::start().await;
     let tags = get(server.address, "/api/tags").await.json();
-    assert_eq!(tags["models"][0]["model"], MODEL);
+    assert_eq!(tags["models"][0]["model"], format!("{MODEL}:latest"));
     assert_eq!(tags["models"][0].get("expires_at"), None);
     let running = get(server.address, "/api/ps").await.json();
     assert_eq!(running["models"][0]["context_length"], MAX_MODEL_LEN);

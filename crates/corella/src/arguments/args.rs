@@ -24,6 +24,7 @@ mod mock_time;
 mod model;
 mod models;
 mod quantize;
+mod remote;
 mod request;
 mod run;
 mod sampling;
@@ -61,6 +62,7 @@ pub use mock_time::MockTimeArgs;
 pub use model::{ModelArgs, WeightFormatArg, own_folder, source_of, weight_format};
 pub use models::{ListedModel, ModelsArgs};
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
+pub use remote::{PsArgs, ServerUrlArgs, StopArgs};
 pub use request::RequestArgs;
 pub use run::RunArgs;
 pub use sampling::SamplingArgs;
@@ -104,6 +106,10 @@ pub enum Command {
     List,
     /// Delete downloaded models
     Rm(RmArgs),
+    /// List the loaded models of a running server
+    Ps(PsArgs),
+    /// Unload models of a running server
+    Stop(StopArgs),
     /// Measure latency, throughput and memory, of a server or of a part of Corella
     #[command(subcommand)]
     Bench(Box<BenchCommand>),

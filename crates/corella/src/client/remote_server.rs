@@ -3,12 +3,14 @@
 //! Every error is one line that names the server and the change to make.
 
 mod connection;
+mod remote_models;
 
 use serde_json::Value;
 
 use crate::client::event_stream::{ChunkedBody, EventStream};
 use connection::Address;
 pub use connection::RemoteResponse;
+pub use remote_models::{RemoteModel, RemoteModels};
 
 /// The server that the operator names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -134,20 +136,13 @@ impl RemoteServer {
             .unwrap_or_default();
         let shown = self.address.shown();
         let (message, code) = parse_error(&body);
-        let told = match message.is_empty() {
-            true => String::new(),
-            // Words of this program follow the server's message.
-            false => format!(": {}", message.trim_end_matches('.')),
-        };
+        let told = told(&message);
         match status {
             300..=399 => format!(
                 "{shown} answered {status} and leads elsewhere; give --url the address {}",
                 location.unwrap_or_default()
             ),
-            401 | 403 if self.has_key => {
-                format!("{shown} does not accept the key of --api-key{told}")
-            }
-            401 | 403 => format!("{shown} wants a key: give one with --api-key{told}"),
+            401 | 403 => key_refusal(shown, self.has_key, &message),
             404 if message.is_empty() => format!(
                 "{shown} has no {path}: --url must lead to a server of OpenAI's API, as \
                  http://127.0.0.1:8000 does"
@@ -194,6 +189,22 @@ fn parse_models(body: &[u8]) -> Option<Vec<Listed>> {
         })
     });
     Some(models.collect())
+}
+
+fn key_refusal(shown: &str, has_key: bool, message: &str) -> String {
+    let told = told(message);
+    match has_key {
+        true => format!("{shown} does not accept the key of --api-key{told}"),
+        false => format!("{shown} wants a key: give one with --api-key{told}"),
+    }
+}
+
+/// Returns the server's message as the end of a sentence, which words of this program may follow.
+fn told(message: &str) -> String {
+    match message.is_empty() {
+        true => String::new(),
+        false => format!(": {}", message.trim_end_matches('.')),
+    }
 }
 
 /// Returns message and code of an error, which servers write in several forms; the message is one

@@ -74,6 +74,8 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
         Command::Pull(_)
         | Command::List
         | Command::Rm(_)
+        | Command::Ps(_)
+        | Command::Stop(_)
         | Command::Completions(_)
         | Command::Man(_) => Ok(()),
     }

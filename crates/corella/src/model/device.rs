@@ -1,5 +1,7 @@
 //! Builds the executor and its KV pages from a checkpoint and options.
 
+use std::path::PathBuf;
+
 use corella_core::{Arithmetic, SchedulerConfig, TokenId};
 use corella_cpu::{CpuFactory, num_cores};
 use corella_cuda::{CudaFactory, CudaOptions};
@@ -88,6 +90,14 @@ pub struct DraftHardware {
     pub kv_bytes: u64,
 }
 
+/// A model as it would be loaded.
+pub(crate) struct Planned {
+    pub memory: MemoryPlan,
+    pub max_model_len: u32,
+    pub weight_format: WeightFormat,
+    pub kv_format: KvFormat,
+}
+
 struct LoadedExecutor {
     executor: Box<dyn Executor>,
     weights_were_kept: bool,
@@ -126,15 +136,21 @@ pub(crate) fn cpu_factory(options: &LlmOptions) -> CpuFactory {
     }
 }
 
-/// Plans the memory that `load` takes, from the headers of the checkpoint.
+/// Plans what `load` makes, from the headers of the checkpoint.
 pub(crate) fn plan(
     checkpoint: &Checkpoint,
     tokenizer: &TokenizerLoader,
     options: &LlmOptions,
     draft: Option<&DraftCheckpoint>,
-) -> Result<MemoryPlan, Error> {
+) -> Result<Planned, Error> {
     let factory = factory(checkpoint, tokenizer, options)?;
-    Ok(DevicePlan::new(factory.as_ref(), checkpoint, draft, options)?.memory)
+    let plan = DevicePlan::new(factory.as_ref(), checkpoint, draft, options)?;
+    Ok(Planned {
+        memory: plan.memory,
+        max_model_len: plan.scheduler.max_model_len,
+        weight_format: plan.models.model.weight_format,
+        kv_format: plan.models.model.kv_format,
+    })
 }
 
 pub(crate) fn load(
@@ -192,6 +208,14 @@ pub(crate) fn load(
         draft,
         weight_keepers,
     })
+}
+
+/// Returns the file of a model's packed weights, if there is one.
+pub(crate) fn packed_file(checkpoint: &Checkpoint, options: &LlmOptions) -> Option<PathBuf> {
+    let layout = cpu_factory(options).image_layout()?;
+    let cache = options.weight_cache.as_ref()?;
+    let entry = WeightCacheEntry::new(cache, checkpoint, &layout, options.weight_format)?;
+    Some(entry.path).filter(|path| path.exists())
 }
 
 /// Loads the weights of a model, and allocates its memory.

@@ -9,7 +9,7 @@ use corella_text::{ChatInput, ChatTemplate, TextStream, Tokenizer};
 use serde_json::json;
 
 use crate::error::display_bytes::display_bytes;
-use crate::model::device::{DraftHardware, Hardware, Loaded};
+use crate::model::device::{self, DraftHardware, Hardware, Loaded, Planned};
 use crate::model::device_plan::MemoryPlan;
 use crate::model::end_token;
 use crate::model::model_file::open_watched;
@@ -17,6 +17,7 @@ use crate::model::model_identity::ModelIdentity;
 use crate::model::opened_model::OpenedModel;
 use crate::model::tokenizer_loader::TokenizerLoader;
 use crate::options::weight_cache::WeightKeeper;
+use crate::process::page_cache;
 use crate::{Error, LlmOptions, ModelSource};
 
 /// A loaded model. Its engine stops when this value, the clones of its engine and all streams have
@@ -41,6 +42,17 @@ pub struct Llm {
     /// Threads that write packed weights for the next start, with [`LlmOptions::weight_cache`].
     /// Dropping them stops the writing.
     pub weight_keepers: Vec<WeightKeeper>,
+}
+
+/// What the headers of a model's files say.
+pub(crate) struct Described {
+    pub name: String,
+    pub file_bytes: u64,
+    pub config: ModelConfig,
+    pub sentence: SentenceConfig,
+    pub tokenizer: Tokenizer,
+    pub chat_template: Option<ChatTemplate>,
+    pub plan: Planned,
 }
 
 /// The parameters of one answer. `None` means the default in the model's `generation_config.json`.
@@ -96,14 +108,49 @@ impl Llm {
 
     /// Plans the memory that `load` takes, from the headers of the model's files.
     pub fn plan(source: &ModelSource, options: &LlmOptions) -> Result<MemoryPlan, Error> {
+        Self::with_headers(source, options, |opened| Ok(opened.plan()?.memory))
+    }
+
+    /// Describes a model from the headers of its files, and as it would be loaded.
+    pub(crate) fn describe(source: &ModelSource, options: &LlmOptions) -> Result<Described, Error> {
+        Self::with_headers(source, options, |opened| {
+            Ok(Described {
+                plan: opened.plan()?,
+                tokenizer: opened.tokenizer.get()?.clone(),
+                file_bytes: opened.checkpoint.file_bytes().unwrap_or(0),
+                name: opened.name,
+                config: opened.config,
+                sentence: opened.sentence,
+                chat_template: opened.chat_template,
+            })
+        })
+    }
+
+    fn with_headers<T>(
+        source: &ModelSource,
+        options: &LlmOptions,
+        read: impl FnOnce(OpenedModel) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let (name, mut checkpoint) = open_watched(source)?;
         let watch = checkpoint.watch().cloned();
         let tokenizer = TokenizerLoader::open(&mut checkpoint);
         let opened =
             tokenizer.and_then(|tokenizer| OpenedModel::new(name, checkpoint, tokenizer, options));
-        let plan = opened.and_then(|opened| opened.plan());
+        let read = opened.and_then(read);
         check_files(watch.as_ref())?;
-        plan
+        read
+    }
+
+    /// Lets the system forget the files of a model, and its packed weights on the disk.
+    pub(crate) fn drop_page_cache(source: &ModelSource, options: &LlmOptions) -> Result<(), Error> {
+        let (_, checkpoint) = open_watched(source)?;
+        let io_error = |error| Error::Io("dropping the page cache".to_owned(), error);
+        let mut files = checkpoint.files().map_err(io_error)?;
+        files.extend(device::packed_file(&checkpoint, options));
+        for file in files {
+            page_cache::drop_file(&file).map_err(io_error)?;
+        }
+        Ok(())
     }
 
     fn load_checkpoint(

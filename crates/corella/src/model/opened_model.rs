@@ -5,7 +5,7 @@ use corella_text::{ChatTemplate, TOOL_USE_FILE, TemplateFiles};
 
 use crate::memory::draft_head_limit;
 use crate::memory::encoder_limit;
-use crate::model::device::{self, Loaded};
+use crate::model::device::{self, Loaded, Planned};
 use crate::model::device_choice;
 use crate::model::device_plan::MemoryPlan;
 use crate::model::draft_model::DraftCheckpoint;
@@ -67,8 +67,8 @@ impl OpenedModel {
         })
     }
 
-    /// Plans the memory that `load` takes.
-    pub fn plan(&self) -> Result<MemoryPlan, Error> {
+    /// Plans what `load` makes.
+    pub fn plan(&self) -> Result<Planned, Error> {
         let draft = self.draft.as_ref();
         device::plan(&self.checkpoint, &self.tokenizer, &self.options, draft)
     }

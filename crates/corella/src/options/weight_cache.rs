@@ -41,7 +41,7 @@ impl WeightCache {
 /// The file of one model's weights in one format and layout.
 pub(crate) struct WeightCacheEntry {
     cache: WeightCache,
-    path: PathBuf,
+    pub path: PathBuf,
 }
 
 /// The version of packed weights, which is part of the hash in a file's name. Raise it when packing writes other bytes

@@ -39,7 +39,7 @@ impl LocalServer {
             allow_unknown_fields: config.request.allow_unknown_fields,
             ..ServerConfig::default()
         };
-        let parts = ServerParts::new(server, None, None);
+        let parts = ServerParts::new(server, None, None, Vec::new());
         let limits = ServeConfig::new("", 0, 0, 0);
         let config = config.request.serve_config(&llm, limits);
         let generation_defaults = config.generation_defaults.clone();

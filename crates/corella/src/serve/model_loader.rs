@@ -5,7 +5,7 @@ use std::sync::Arc;
 use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use corella_hub::{CachedModel, Fetched, Hub, ModelName, short_names};
 use corella_server::{
-    Backend, ModelId, ModelLoader, ModelMemory, ModelSetting, OutputMetrics, ServerParts,
+    Backend, ModelId, ModelLoader, ModelMemory, ModelSetting, OutputMetrics, ServeConfig, ServerParts,
     ServerState, TextModel,
 };
 
@@ -78,6 +78,30 @@ impl ModelLoader for SourceLoader {
             }
         };
         models.map(setting).collect()
+    }
+
+    fn describe(&self, model: ModelId, name: &str) -> Result<(ServeConfig, TextModel), String> {
+        let (source, own) = self.find(model, name)?;
+        let described = Llm::describe(&source, &own.options);
+        let described = described.map_err(|error| error.to_string())?;
+        let request = own.request.clone();
+        let reply_format = request.reply_format(described.chat_template.as_ref());
+        let config = request.card_config(&described, own.limits.clone());
+        let text = TextModel {
+            tokenizer: described.tokenizer,
+            reply_format,
+            chat_template: described.chat_template,
+        };
+        Ok((config, text))
+    }
+
+    fn drop_page_cache(&self, model: ModelId, name: &str) {
+        let dropped = self.find(model, name).and_then(|(source, own)| {
+            Llm::drop_page_cache(&source, &own.options).map_err(|error| error.to_string())
+        });
+        if let Err(error) = dropped {
+            tracing::warn!("the page cache keeps files of a model: {error}");
+        }
     }
 }
 

@@ -16,7 +16,9 @@ use crate::process::supervisor;
 use crate::serve::model_loader::SourceLoader;
 use crate::serve::reload::Reload;
 use crate::serve::server_socket::ServerSocket;
-use crate::serve::{SIGNALS, load_tls, make_room_for, open_batches, ready_line, until_drained};
+use crate::serve::{
+    SIGNALS, collectors_of, load_tls, make_room_for, open_batches, ready_line, until_drained,
+};
 use crate::{Error, ModelSource};
 
 pub async fn serve(config: Serve, mut models: Models) -> Result<(), Error> {
@@ -40,7 +42,8 @@ pub async fn serve(config: Serve, mut models: Models) -> Result<(), Error> {
     make_room_for(server_config.max_num_connections);
     let batches = config.files.map(open_batches).transpose()?;
     let ready_line = ready_line(&socket.address(tls.is_some()), &server_config.root_path);
-    let parts = ServerParts::new(server_config, batches, None);
+    let collectors = collectors_of(exporter.as_ref());
+    let parts = ServerParts::new(server_config, batches, None, collectors);
     let say = |line: &str| announce(config.log_format, line);
     say(&summary(&models));
     let loader = SourceLoader {

@@ -343,8 +343,8 @@ fn options_of_other_servers_are_answered_with_ours() {
             ["--temp", "--override-generation-config"],
         ),
         (&["serve", "-mmu", "x"][..], ["-mmu", "text only"]),
-        (&["stop"][..], ["`stop`", "Ctrl-C"]),
-        (&["help", "ps"][..], ["`ps`", "GET /api/ps"]),
+        (&["push"][..], ["`push`", "not uploaded"]),
+        (&["help", "cp"][..], ["`cp`", "--served-model-name"]),
         (
             &["run", "--url", "http://x"][..],
             ["--url", "`corella chat --url"],

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
@@ -54,9 +55,12 @@ const LOAD_BUCKETS: [f64; 12] = [
 
 impl HttpMetrics {
     /// `model_name` becomes a label, if the server has only one model.
-    pub fn new(model_name: Option<&str>) -> Self {
+    pub fn new(model_name: Option<&str>, collectors: Vec<Box<dyn Collector>>) -> Self {
         let label = model_name.map(|name| ("model_name".into(), name.to_owned().into()));
         let mut registry = Registry::with_labels(label.into_iter());
+        for collector in collectors {
+            registry.register_collector(collector);
+        }
         let mut process = Registry::default();
         process.register_collector(Box::new(ProcessMetrics));
         let new_histogram: fn() -> Histogram = || Histogram::new(LOAD_BUCKETS);

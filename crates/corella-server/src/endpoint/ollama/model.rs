@@ -1,28 +1,24 @@
 //! Facts about models and the server for Ollama's clients.
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use corella_text::{ChatTemplate, FillInMiddle};
+use corella_model::GenerationDefaults;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::answer::timestamp;
-use super::options::served_model;
 use crate::adapter::served_adapter::ServedAdapter;
 use crate::call::call_context::CallContext;
 use crate::config::serve_config::ModelFacts;
 use crate::model_set::driver::ModelSet;
-use crate::model_set::model_use::UsedModel;
 use crate::model_set::model_view::ModelView;
-use crate::state::server_state::ServerState;
 use crate::wire::api_error::ApiError;
 use crate::wire::field_table::Endpoint;
 use crate::wire::json_response::json_response;
-use crate::wire::request_body::SentBody;
 
 /// The version of Ollama's API. Clients ask for it before they use newer features.
 const OLLAMA_VERSION: &str = "0.13.0";
@@ -31,28 +27,38 @@ const NEVER: &str = "9999-12-31T23:59:59Z";
 /// `NEVER` in seconds since 1970.
 const NEVER_UNIX_S: u64 = 253_402_300_799;
 
-/// Returns the entry of a model in a list. `size` is the size of the weights in memory if `is_running`, else the size
-/// of the files. A model that was never loaded has no facts.
+/// Returns the entry of a model in a list. `size` is the planned memory if `is_running`, or the weights' where
+/// nothing was planned; else it is the size of the files. A model that was never loaded has no facts.
 fn model(models: &ModelSet, view: &ModelView, name: &str, is_running: bool) -> Value {
-    let config = view.config.as_deref();
+    let config = view.card.as_ref().map(|card| &card.config);
     let facts = config.map_or_else(ModelFacts::default, |config| config.model_facts.clone());
     // Clients show the digest's first digits, and tell models apart by the digest.
     let digest = Sha256::digest(name.as_bytes()).into_iter();
+    let tagged = tagged(name);
     let mut model = json!({
-        "name": name,
-        "model": name,
+        "name": tagged,
+        "model": tagged,
         "modified_at": modified_at(models, view, name),
         "size": facts.file_bytes,
         "digest": digest.map(|byte| format!("{byte:02x}")).collect::<String>(),
         "details": details(view, &facts, name),
     });
     if is_running {
-        model["size"] = json!(facts.weight_bytes);
+        let planned = view.memory().map_or(0, |memory| memory.total());
+        model["size"] = json!(planned.max(facts.weight_bytes));
         model["expires_at"] = json!(expiry(view.expires_at));
         model["size_vram"] = json!(facts.gpu_weight_bytes);
         model["context_length"] = json!(config.map(|config| config.max_model_len));
     }
     model
+}
+
+/// Returns a name with its tag. Open WebUI adds `:latest` to a name without a tag before it looks into the list.
+fn tagged(name: &str) -> String {
+    match name.contains(':') {
+        true => name.to_owned(),
+        false => format!("{name}:latest"),
+    }
 }
 
 fn expiry(time: Option<SystemTime>) -> String {
@@ -147,48 +153,46 @@ struct ShowFields {
     name: Option<String>,
 }
 
-/// `/api/show`: a model's abilities, its template in Jinja, and its default parameters of sampling. The Modelfile has no
-/// template, because Ollama's are in another language.
+/// `/api/show`: a model's abilities, its template in Jinja, and its default parameters of sampling. The model is not
+/// loaded, and this is no use of it. The Modelfile has no template, because Ollama's are in another language.
 pub async fn show_model(
     State(models): State<ModelSet>,
-    UsedModel(state): UsedModel,
     context: CallContext,
-    body: SentBody,
+    body: Body,
 ) -> Result<Response, ApiError> {
-    let body = state.parts.bodies.read(body).await?;
+    let body = models.parts().bodies.read(body).await?;
     let fields: ShowFields = body.parse()?;
-    body.check_fields(state.served.field_check(Endpoint::OllamaShow))?;
-    let model = fields.model.or(fields.name);
-    let model = served_model(&state.served, model.as_deref())?;
-    context.check_model(&state.config, &model)?;
-    let mut views = models.views().into_iter();
-    let is_its = |view: &ModelView| {
-        view.state
-            .as_ref()
-            .is_some_and(|its| Arc::ptr_eq(its, &state))
+    body.check_fields(models.parts().field_check(Endpoint::OllamaShow))?;
+    let asked = fields.model.or(fields.name);
+    let asked = match &asked {
+        Some(name) => Some(models.untagged(&context, name).await),
+        None => None,
     };
-    let view = views.find(is_its).ok_or_else(ApiError::draining)?;
-    let facts = &state.config.model_facts;
+    let id = models.check_key(&context, asked)?;
+    let name = asked.map_or_else(|| models.name(id), str::to_owned);
+    let card = models.card(id).await?;
+    let view = models.views().swap_remove(id.0);
+    let config = &card.config;
+    let facts = &config.model_facts;
     let family = match facts.family.as_str() {
         "" => "decoder",
         family => family,
     };
-    let parameters = parameters(&state);
-    let template = state.served.chat_template.as_ref();
+    let parameters = parameters(&config.generation_defaults);
     Ok(json_response(&json!({
-        "modelfile": modelfile(&model, &parameters),
+        "modelfile": modelfile(&name, &parameters),
         "parameters": parameters,
-        "template": template.map(ChatTemplate::source).unwrap_or_default(),
-        "details": details(&view, facts, &model),
+        "template": card.template,
+        "details": details(&view, facts, &name),
         "model_info": {
             "general.architecture": family,
             "general.parameter_count": facts.num_parameters,
-            format!("{family}.context_length"): state.config.max_model_len,
-            format!("{family}.embedding_length"): state.config.vector_len(),
-            format!("{family}.vocab_size"): state.config.vocab_size,
+            format!("{family}.context_length"): config.max_model_len,
+            format!("{family}.embedding_length"): config.vector_len(),
+            format!("{family}.vocab_size"): config.vocab_size,
         },
-        "capabilities": capabilities(&state),
-        "modified_at": modified_at(&models, &view, &model),
+        "capabilities": card.capabilities,
+        "modified_at": modified_at(&models, &view, &name),
     })))
 }
 
@@ -199,8 +203,7 @@ fn modelfile(model: &str, parameters: &str) -> String {
 }
 
 /// Returns the sampling defaults in a Modelfile's notation.
-fn parameters(state: &ServerState) -> String {
-    let defaults = &state.config.generation_defaults;
+fn parameters(defaults: &GenerationDefaults) -> String {
     let lines = [
         defaults
             .temperature
@@ -218,27 +221,4 @@ fn parameters(state: &ServerState) -> String {
         .map(|text| format!("stop {}", json!(text)));
     let lines = lines.into_iter().flatten().chain(stop);
     lines.collect::<Vec<_>>().join("\n")
-}
-
-fn capabilities(state: &ServerState) -> Vec<&'static str> {
-    let template = state.served.chat_template.as_ref();
-    let format = state.served.reply_format;
-    let reads_tools = template.is_some_and(ChatTemplate::reads_tools);
-    if !state.config.has_head {
-        return vec!["embedding"];
-    }
-    let mut capabilities = vec!["completion"];
-    for (name, is_there) in [
-        ("tools", reads_tools && format.calls.is_some()),
-        ("thinking", format.reasoning.is_some()),
-        (
-            "insert",
-            FillInMiddle::of(&state.served.tokenizer).is_some(),
-        ),
-    ] {
-        if is_there {
-            capabilities.push(name);
-        }
-    }
-    capabilities
 }

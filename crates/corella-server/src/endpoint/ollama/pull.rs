@@ -32,13 +32,8 @@ pub async fn pull_model(
     let fields: PullFields = body.parse()?;
     body.check_fields(models.parts().field_check(Endpoint::OllamaPull))?;
     let asked = required("model", fields.model.or(fields.name))?;
-    let untagged = asked.strip_suffix(":latest").unwrap_or(&asked);
-    let mut known = None;
-    for name in [&*asked, untagged] {
-        if known.is_none() && models.find_or_add(&context, name).await.is_some() {
-            known = Some(name);
-        }
-    }
+    let untagged = models.untagged(&context, &asked).await;
+    let known = Some(untagged).filter(|name| models.find(name).is_some());
     let known = known.ok_or_else(|| ApiError::not_pulled(&asked, &models.names(&context)))?;
     models.check_key(&context, Some(known))?;
     if fields.stream == Some(false) {

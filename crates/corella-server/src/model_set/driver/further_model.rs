@@ -35,6 +35,15 @@ impl ModelSet {
         })
     }
 
+    /// Returns the name of a model without Ollama's tag, which defaults to `latest`. A model that only the loader knows
+    /// enters the table.
+    pub(crate) async fn untagged<'a>(&self, context: &CallContext, name: &'a str) -> &'a str {
+        match self.find_or_add(context, name).await {
+            Some(_) => name,
+            None => name.strip_suffix(":latest").unwrap_or(name),
+        }
+    }
+
     /// Returns all models that requests may name.
     pub(crate) async fn views_with_further(&self) -> Vec<ModelView> {
         self.look_up().await;

@@ -25,7 +25,10 @@ pub enum State {
     Planning,
     /// The model waits for room, or for the end of another load.
     Planned(ModelMemory),
-    Loading(ModelMemory),
+    Loading {
+        memory: ModelMemory,
+        since_us: u64,
+    },
     Loaded(Loaded),
     Unloading {
         memory: ModelMemory,
@@ -55,6 +58,12 @@ pub struct Waiting {
     pub is_request: bool,
 }
 
+impl State {
+    pub fn is_loading(&self) -> bool {
+        matches!(self, Self::Loading { .. })
+    }
+}
+
 impl ModelEntry {
     pub fn new(setting: ModelSetting) -> Self {
         Self {
@@ -71,7 +80,10 @@ impl ModelEntry {
         match &self.state {
             State::Unloaded if self.waiting.is_empty() => ModelStatus::Unloaded,
             State::Unloaded | State::Planning | State::Planned(_) => ModelStatus::Waiting,
-            State::Loading(_) => ModelStatus::Loading,
+            State::Loading { memory, since_us } => ModelStatus::Loading {
+                memory: *memory,
+                since_us: *since_us,
+            },
             State::Loaded(loaded) => ModelStatus::Loaded {
                 memory: loaded.memory,
                 num_uses: loaded.num_uses,
@@ -123,19 +135,22 @@ impl ModelEntry {
         self.takes_requests() && !self.setting.is_pinned
     }
 
+    fn is_there(&self) -> bool {
+        self.state.is_loading() || matches!(self.state, State::Loaded(_))
+    }
+
     pub fn is_unloading(&self) -> bool {
         matches!(self.state, State::Unloading { .. })
     }
 
     /// Returns whether the model's memory stays in use, however much room others need.
     pub fn is_lasting(&self) -> bool {
-        let is_there = matches!(self.state, State::Loading(_) | State::Loaded(_));
-        is_there && self.setting.is_pinned && self.unload.is_none()
+        self.is_there() && self.setting.is_pinned && self.unload.is_none()
     }
 
     pub fn planned_bytes(&self) -> u64 {
         match &self.state {
-            State::Loading(memory) | State::Unloading { memory, .. } => memory.total(),
+            State::Loading { memory, .. } | State::Unloading { memory, .. } => memory.total(),
             State::Loaded(loaded) => loaded.memory.total(),
             _ => 0,
         }
@@ -172,23 +187,47 @@ impl ModelEntry {
     /// Returns whether the model will be unloaded for this reason: it is loaded or being loaded, and no stronger reason
     /// came before.
     pub fn ask_unload(&mut self, reason: UnloadReason) -> bool {
-        let is_there = matches!(self.state, State::Loading(_) | State::Loaded(_));
         let is_first = matches!(self.unload, None | Some(UnloadReason::Sleep { .. }));
-        if is_there && is_first {
+        let is_asked = self.is_there() && is_first;
+        if is_asked {
             self.unload = Some(reason);
         }
-        is_there && is_first
+        is_asked
     }
 
-    pub fn begin_load(&mut self, memory: ModelMemory) {
-        self.state = State::Loading(memory);
+    /// Takes back what the operator has asked. Returns whether the model was to be unloaded.
+    pub fn keep(&mut self) -> bool {
+        let was_asked = matches!(
+            self.unload,
+            Some(UnloadReason::Sleep { .. } | UnloadReason::Asked)
+        );
+        if was_asked {
+            self.unload = None;
+            self.wakes = false;
+        }
+        was_asked
+    }
+
+    /// Forgets that the operator has asked for a load. Returns whether it had not begun.
+    pub fn give_up_asked_load(&mut self) -> bool {
+        let num_waiting = self.waiting.len();
+        self.waiting.retain(|waiting| waiting.is_request);
+        self.wakes = false;
+        self.waiting.len() < num_waiting
+    }
+
+    pub fn begin_load(&mut self, memory: ModelMemory, now_us: u64) {
+        self.state = State::Loading {
+            memory,
+            since_us: now_us,
+        };
         self.keep_alive = self.setting.keep_alive;
         self.wakes = false;
     }
 
     /// The load has ended.
     pub fn begin(&mut self, now_us: u64) {
-        let State::Loading(memory) = self.state else {
+        let State::Loading { memory, .. } = self.state else {
             unreachable!("a model is loaded that was not being loaded");
         };
         self.state = State::Loaded(Loaded {
@@ -285,8 +324,10 @@ impl ModelEntry {
     pub fn check_invariants(&self) {
         let tickets = self.waiting.iter().map(|request| request.ticket);
         assert!(tickets.is_sorted_by(|a, b| a < b), "tickets are in order");
-        let is_there = matches!(self.state, State::Loading(_) | State::Loaded(_));
-        assert!(is_there || self.unload.is_none(), "nothing to unload");
+        assert!(
+            self.is_there() || self.unload.is_none(),
+            "nothing to unload"
+        );
         match &self.state {
             State::Planned(_) => assert!(!self.waiting.is_empty(), "a plan without a request"),
             State::Failed { .. } => assert!(self.waiting.is_empty(), "a request waits in vain"),

@@ -49,6 +49,8 @@ struct Fact {
     is_lost: bool,
     /// Whether the model is to be unloaded when its uses have ended, unless the server wakes before.
     is_to_sleep: bool,
+    /// The same, whether the server wakes or not.
+    is_to_leave: bool,
     num_uses: u64,
     last_use_us: u64,
     keep_alive: Option<u64>,
@@ -148,7 +150,8 @@ impl Run {
                     fact.is_to_sleep = false;
                 }
             }
-            4 => self.table.handle_load_asked(model, self.now_us),
+            4 => self.ask_load(index),
+            5 => self.ask_unload(index),
             _ => self.request(index),
         }
     }
@@ -172,6 +175,23 @@ impl Run {
         fact.is_to_sleep |= (fact.is_loaded || fact.is_loading) && !is_unloading;
     }
 
+    fn ask_load(&mut self, index: usize) {
+        let asked = self.table.handle_load_asked(ModelId(index), self.now_us);
+        if asked.is_ok() && !self.loader_unloads(index) {
+            let fact = &mut self.facts[index];
+            (fact.is_to_sleep, fact.is_to_leave) = (false, false);
+        }
+    }
+
+    fn ask_unload(&mut self, index: usize) {
+        let is_unloading = self.loader_unloads(index);
+        let fact = &mut self.facts[index];
+        let is_there = fact.is_loaded || fact.is_loading;
+        fact.is_to_leave |= is_there && !is_unloading;
+        let is_something = self.table.handle_unload_asked(ModelId(index));
+        assert!(is_something || !is_there, "it is not unloaded");
+    }
+
     fn request(&mut self, index: usize) {
         let keep_us = match self.random.below(10) {
             0 => Some(0),
@@ -188,7 +208,8 @@ impl Run {
             .handle_request(ModelId(index), keep_alive, self.now_us)
         {
             Admission::Ready => {
-                assert!(!self.facts[index].is_to_sleep);
+                let fact = &self.facts[index];
+                assert!(!fact.is_to_sleep && !fact.is_to_leave);
                 self.begin_use(index, keep_us);
             }
             Admission::Wait(Ticket(ticket)) => {
@@ -256,7 +277,7 @@ impl Run {
                 fact.refused_until_us = now_us + 30 * S;
                 fact.held_bytes = 0;
                 fact.is_loading = false;
-                fact.is_to_sleep = false;
+                (fact.is_to_sleep, fact.is_to_leave) = (false, false);
                 let reason = "a tensor is missing".to_owned();
                 self.table.handle_load_failed(model, reason, now_us);
             }
@@ -343,8 +364,10 @@ impl Run {
             }
             UnloadReason::Lost => assert!(fact.is_lost),
             UnloadReason::Sleep { .. } => assert!(fact.is_to_sleep),
+            UnloadReason::Asked => assert!(fact.is_to_leave),
         }
-        self.facts[index].is_to_sleep = false;
+        let fact = &mut self.facts[index];
+        (fact.is_to_sleep, fact.is_to_leave) = (false, false);
     }
 
     /// No idle model whose last use is longer ago would have freed as much.
@@ -384,7 +407,8 @@ impl Run {
     fn lasting_bytes(&self) -> u64 {
         let stays = |index: &usize| {
             let fact = &self.facts[*index];
-            let is_left = fact.is_lost || fact.is_to_sleep || self.loader_unloads(*index);
+            let is_to_go = fact.is_lost || fact.is_to_sleep || fact.is_to_leave;
+            let is_left = is_to_go || self.loader_unloads(*index);
             fact.is_pinned && !is_left
         };
         let lasting = (0..self.facts.len()).filter(stays);

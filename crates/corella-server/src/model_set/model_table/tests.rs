@@ -125,7 +125,11 @@ fn a_request_loads_its_model_and_later_ones_use_it() {
     let [first, second] = [script.wait(A), script.wait(A)];
     assert_eq!(script.table.status(A), ModelStatus::Waiting);
     assert_eq!(script.actions(), [ModelAction::Load(A)]);
-    assert_eq!(script.table.status(A), ModelStatus::Loading);
+    let loading = ModelStatus::Loading {
+        memory: memory(5),
+        since_us: 0,
+    };
+    assert_eq!(script.table.status(A), loading);
     let third = script.wait(A);
     assert_eq!(script.actions(), []);
     script.at(3 * S).table.handle_loaded(A, 3 * S);
@@ -502,12 +506,65 @@ fn requests_after_a_sleep_load_the_model_again() {
 #[test]
 fn a_load_that_was_asked_for_needs_no_request() {
     let mut script = Script::new(&[2], &[], 8);
-    script.table.handle_load_asked(A, 0);
-    script.table.handle_load_asked(A, 0);
+    assert_eq!(script.table.handle_load_asked(A, 0), Ok(true));
+    assert_eq!(script.table.handle_load_asked(A, 0), Ok(false));
     assert_eq!(script.actions(), [ModelAction::Load(A)]);
+    assert_eq!(script.table.handle_load_asked(A, 0), Ok(false));
     script.at(7 * S).table.handle_loaded(A, 7 * S);
     assert_eq!((script.actions(), script.answers()), (vec![], vec![]));
     assert_eq!(script.table.next_deadline(), Some(307 * S));
+}
+
+#[test]
+fn an_unload_that_was_asked_for_waits_for_the_uses() {
+    let mut script = Script::new(&[5, 8], &[], 10);
+    assert!(!script.table.handle_unload_asked(A), "it is not loaded");
+    script.load(A);
+    assert!(script.table.handle_unload_asked(A));
+    assert_eq!(script.actions(), []);
+    let later = script.wait(A);
+    script.end_use(A);
+    let unload = |model| ModelAction::Unload(model, UnloadReason::Asked);
+    assert_eq!(script.actions(), [unload(A)]);
+    assert!(script.table.handle_unload_asked(A), "it is being unloaded");
+    script.unloaded(A);
+    assert_eq!(script.actions(), [ModelAction::Load(A)]);
+    script.table.handle_loaded(A, script.now_us);
+    assert_eq!(script.answers(), [(later, Ok(()))]);
+    // A load that has not begun is given up.
+    let asked = script.table.handle_load_asked(B, script.now_us);
+    assert_eq!(asked, Ok(true));
+    assert_eq!(script.actions(), []);
+    assert!(script.table.handle_unload_asked(B));
+    script.end_use(A);
+    assert_eq!(script.actions(), []);
+    assert_eq!(script.table.status(B), ModelStatus::Unloaded);
+    // One that has begun ends with the unload.
+    script.table.handle_unload_asked(A);
+    assert_eq!(script.actions(), [unload(A)]);
+    script.unloaded(A);
+    let asked = script.table.handle_load_asked(B, script.now_us);
+    assert_eq!(asked, Ok(true));
+    assert_eq!(script.actions(), [ModelAction::Load(B)]);
+    assert!(script.table.handle_unload_asked(B));
+    // The operator may think again.
+    let kept = script.table.handle_load_asked(B, script.now_us);
+    assert_eq!(kept, Ok(true));
+    assert!(script.table.handle_unload_asked(B));
+    script.table.handle_loaded(B, script.now_us);
+    assert_eq!(script.actions(), [unload(B)]);
+}
+
+#[test]
+fn a_model_that_was_unloaded_in_its_sleep_does_not_wake() {
+    let mut script = Script::new(&[2], &[], 8);
+    script.load_idle(A);
+    script.table.handle_sleep(1);
+    script.actions();
+    script.unloaded(A);
+    assert!(!script.table.handle_unload_asked(A));
+    assert_eq!(script.table.handle_wake(script.now_us), []);
+    assert_eq!(script.actions(), []);
 }
 
 #[test]

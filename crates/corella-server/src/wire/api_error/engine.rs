@@ -73,6 +73,14 @@ impl ApiError {
         .with_code("model_asleep")
     }
 
+    /// The operator asks to unload a model that is never unloaded.
+    pub fn model_stays() -> Self {
+        Self::conflict(
+            "The model of this server stays loaded: --keep-alive lets it be unloaded, without options that need it, \
+             such as --role or --enable-lora.",
+        )
+    }
+
     /// The drain timeout ended before the request was complete.
     pub fn cut_off() -> Self {
         Self::new(

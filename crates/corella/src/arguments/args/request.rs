@@ -2,11 +2,13 @@
 
 use clap::Args;
 use corella_hub::short_names;
+use corella_model::{ModelConfig, SentenceConfig};
 use corella_server::{ModelFacts, ServeConfig};
 use corella_text::{CallFormat, ChatTemplate, ReasoningFormat, ReplyFormat};
 
 use super::format_choice::FormatChoice;
 use crate::Llm;
+use crate::model::llm::Described;
 
 /// The default has the values of an empty command line.
 #[derive(Args, Clone, Debug, Default)]
@@ -44,21 +46,12 @@ impl RequestArgs {
         }
     }
 
-    /// Adds the names of the model and the facts about it to a configuration. Without a name in the options, the model
-    /// is served under the name of its folder or file.
+    /// Adds the names of the model and the facts about it to a configuration.
     pub fn serve_config(self, llm: &Llm, limits: ServeConfig) -> ServeConfig {
-        let mut names = self.served_model_name;
-        if names.is_empty() {
-            names.push(llm.name.clone());
-        }
-        let spec = &llm.config.spec;
+        let config = self.described(&llm.name, &llm.config, &llm.sentence, limits);
         let weight_bytes = llm.hardware.executor.weight_bytes as u64;
         ServeConfig {
-            served_model_names: names,
-            other_names: short_names(&llm.name),
             model_facts: ModelFacts {
-                family: llm.config.architecture.gguf_name().to_owned(),
-                num_parameters: spec.num_parameters().total(),
                 file_bytes: llm.file_bytes,
                 weight_bytes,
                 gpu_weight_bytes: match llm.hardware.executor.device.starts_with("cuda") {
@@ -67,14 +60,58 @@ impl RequestArgs {
                 },
                 weight_format: llm.hardware.weight_format.name().to_owned(),
                 kv_format: llm.hardware.kv_format.name().to_owned(),
+                ..config.model_facts
+            },
+            max_model_len: llm.max_model_len,
+            ..config
+        }
+    }
+
+    /// The configuration of a model that is not loaded.
+    pub(crate) fn card_config(self, described: &Described, limits: ServeConfig) -> ServeConfig {
+        let (name, plan) = (&described.name, &described.plan);
+        let config = self.described(name, &described.config, &described.sentence, limits);
+        ServeConfig {
+            model_facts: ModelFacts {
+                file_bytes: described.file_bytes,
+                weight_bytes: plan.memory.weight_bytes,
+                weight_format: plan.weight_format.name().to_owned(),
+                kv_format: plan.kv_format.name().to_owned(),
+                ..config.model_facts
+            },
+            max_model_len: plan.max_model_len,
+            ..config
+        }
+    }
+
+    /// Adds what the files of a model say. Without a name in the options, the model is served under the name of its
+    /// folder or file.
+    fn described(
+        self,
+        name: &str,
+        config: &ModelConfig,
+        sentence: &SentenceConfig,
+        limits: ServeConfig,
+    ) -> ServeConfig {
+        let mut names = self.served_model_name;
+        if names.is_empty() {
+            names.push(name.to_owned());
+        }
+        let spec = &config.spec;
+        ServeConfig {
+            served_model_names: names,
+            other_names: short_names(name),
+            model_facts: ModelFacts {
+                family: config.architecture.gguf_name().to_owned(),
+                num_parameters: spec.num_parameters().total(),
+                ..ModelFacts::default()
             },
             seed: self.seed,
-            has_head: llm.config.has_head,
+            has_head: config.has_head,
             is_encoder: spec.encoder.is_some(),
-            sentence: llm.sentence.clone(),
-            end_token_ids: llm.config.end_tokens.ids(),
-            generation_defaults: llm.config.generation.clone(),
-            max_model_len: llm.max_model_len,
+            sentence: sentence.clone(),
+            end_token_ids: config.end_tokens.ids(),
+            generation_defaults: config.generation.clone(),
             vocab_size: spec.vocab_size,
             hidden_size: spec.hidden_size,
             ..limits

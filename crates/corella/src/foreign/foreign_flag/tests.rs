@@ -336,7 +336,7 @@ fn several_letters_behind_one_dash_are_one_name() {
 #[test]
 fn a_verb_without_a_counterpart_says_what_to_do() {
     for (line, advice) in [
-        ("corella stop x", "Ctrl-C"),
+        ("corella push x", "not uploaded"),
         (
             "corella run-batch -i in -o out --model x",
             "`corella batch IN.jsonl MODEL -o OUT.jsonl`",
