@@ -72,6 +72,51 @@ def test_a_model_without_room_is_refused_with_the_figures(models):
             complete(server, "fox")
 
 
+def unload(server, model):
+    body = json.dumps({"model": model, "keep_alive": 0}).encode()
+    with urllib.request.urlopen(server.base_url + "/api/generate", body, timeout=PATIENCE_S) as response:
+        assert json.load(response)["done_reason"] == "unload"
+    server.wait_until(lambda: states(server)[model] == "unloaded", f"{model} is unloaded")
+
+
+def test_prompts_on_a_disk_outlive_the_unloading_of_their_model(models, tmp_path):
+    def ask(model):
+        answer = server.client.completions.create(
+            model=model, prompt="Once upon a time " * 20, max_tokens=8, temperature=0, logprobs=3
+        )
+        (choice,) = answer.choices
+        return (choice.text, choice.logprobs), answer.usage.prompt_tokens_details.cached_tokens
+
+    disk = ("--kv-disk", f"{tmp_path / 'kv'},64M")
+    # An encoder keeps nothing on the disk.
+    with ServerProcess(models[0], ROOT / "tests/encoder/bert-mean", *ROOM_FOR_ONE, *disk) as server:
+        expected, num_cached = ask("fox")
+        assert num_cached == 0
+        unload(server, "fox")
+        again, num_cached = ask("fox")
+        assert again == expected
+        assert num_cached > 64
+        server.client.embeddings.create(model="bert-mean", input="a fox")
+        assert "unloading fox: bert-mean needs its room; stores" in server.log()
+        assert ask("fox") == (expected, num_cached)
+        (file,) = (tmp_path / "kv").iterdir()
+        assert file.stat().st_size <= 32 << 20
+
+
+def test_models_of_one_content_do_not_share_a_file(models, tmp_path):
+    disk = ("--kv-disk", tmp_path / "kv", "--threads", "1", "--device", "cpu", "--model-memory", "300M")
+    with ServerProcess(*models[:2], *disk) as server:
+        expected = complete(server, "fox")[1]
+        assert complete(server, "owl")[1] == expected
+        assert "are in use, by another process or a second time by this one" in server.log()
+        assert set(states(server).values()) == {"loaded"}
+    (tmp_path / "vixen").symlink_to(models[0])
+    command = [BINARY, "serve", models[0], tmp_path / "vixen", *disk]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert process.returncode == 2
+    assert "under two names" in process.stderr
+
+
 @pytest.mark.parametrize(
     "words, told",
     [

@@ -26,7 +26,7 @@ const FUZZED_REQUESTS: &str = "tests/client/test_fuzz.py";
 
 const KV_DISK: &str = "tests/client/test_kv_disk.py";
 
-pub const PARTS: [Part; 23] = [
+pub const PARTS: [Part; 24] = [
     part(
         "release",
         "the release build from nothing, its time, its size, and an answer of the binary",
@@ -121,6 +121,11 @@ pub const PARTS: [Part; 23] = [
         "soak",
         "12 minutes of mixed traffic with kills on a fleet",
         |repository| client_script(repository, &["tests/client/soak.py", "--seconds", "720"]),
+    ),
+    long_part(
+        "models",
+        "10 minutes of requests for three models with room for two, whose files change, and 40 servers that get SIGTERM",
+        |repository| client_script(repository, &["tests/client/model_soak.py"]),
     ),
     long_part(
         "memory",

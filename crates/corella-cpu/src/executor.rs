@@ -15,7 +15,7 @@ use corella_model::{
 use crate::kernels::{Isa, choose_kernels};
 use crate::kv::PipelinePages;
 use crate::step::{AdapterStore, Command, DraftHead, Forward, Output, Profile, Stage};
-use crate::system::ThreadPool;
+use crate::system::{StepTurns, ThreadPool};
 use crate::weights::{AdapterPacking, PackOptions, PackedImage, PackedWeights};
 
 use self::blueprint::Blueprint;
@@ -53,6 +53,8 @@ pub struct CpuConfig {
     pub max_adapter_rank: Option<usize>,
     /// The profile that records the time of every step, if any.
     pub profile: Option<Arc<Profile>>,
+    /// The turns of executors that share cores. The stages of a pipeline compute at once, and take none.
+    pub turns: Option<Arc<StepTurns>>,
 }
 
 impl CpuConfig {
@@ -78,6 +80,7 @@ impl CpuConfig {
             num_stages: limits.num_pipeline_stages as usize,
             max_adapter_rank: None,
             profile: None,
+            turns: None,
         }
     }
 }
@@ -215,6 +218,7 @@ impl CpuExecutor {
             };
             let adapters = self.adapters.clone().map(|adapters| adapters as _);
             let knows_drawn = index == 0 || index == last;
+            let turns = { blueprint.config.turns.as_ref() }.filter(|_| last == 0);
             let stage = Stage::new(
                 (forward, draft_head.take()),
                 pool,
@@ -222,6 +226,7 @@ impl CpuExecutor {
                 blueprint.config.max_num_batched_tokens,
                 std::mem::replace(&mut commands, next_commands),
                 output,
+                turns.map(StepTurns::join),
             );
             let name = format!("corella-stage-{index}");
             self.stages.spawn(&name, move || stage.run())?;

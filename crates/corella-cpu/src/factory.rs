@@ -12,6 +12,7 @@ use crate::executor::{CpuConfig, CpuExecutor, kv_page_bytes};
 use crate::kernels::{Isa, detect_isa};
 use crate::recurrent::state_bytes;
 use crate::step::{Profile, draft_page_bytes, draft_state_bytes};
+use crate::system::StepTurns;
 use crate::weights::PackedImage;
 
 /// Makes executors on the cores of this machine.
@@ -23,6 +24,8 @@ pub struct CpuFactory {
     pub isa: Option<Isa>,
     /// The profile that records the time of every step, if any.
     pub profile: Option<Arc<Profile>>,
+    /// The turns of models that share cores.
+    pub turns: Option<Arc<StepTurns>>,
 }
 
 impl ExecutorFactory for CpuFactory {
@@ -84,6 +87,7 @@ impl ExecutorFactory for CpuFactory {
             kv_groups: Some(plan.kv_groups),
             isa: self.isa,
             profile: { self.profile.clone() }.filter(|_| !plan.is_draft),
+            turns: { self.turns.clone() }.filter(|_| !plan.is_draft),
             max_adapter_rank: plan.max_adapter_rank,
             ..CpuConfig::for_scheduler(plan.limits, self.num_threads)
         };

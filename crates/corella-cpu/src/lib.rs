@@ -2,7 +2,7 @@
 //!
 //! Its modules, from bottom to top. A module uses only those above it in this list:
 //!
-//! * `system`: memory, cores, and threads that work on one job together.
+//! * `system`: memory, cores, threads that work on one job together, and turns of executors on the same cores.
 //! * `kernels`: arithmetic by instruction set, as a table of functions, and their layouts.
 //! * `weights`: a checkpoint's matrices, packed into panels for the kernels.
 //! * `dense`: rows of activations, and their products with packed weights.
@@ -34,5 +34,5 @@ pub use factory::CpuFactory;
 pub use kernels::{Isa, detect_isa, is_supported};
 pub use measure::{KernelSpeed, MachineLimits, measure_kernels, measure_limits};
 pub use step::{Operation, OperationReport, Profile, ProfileReport};
-pub use system::num_cores;
+pub use system::{StepTurns, num_cores};
 pub use weights::{PackedImage, packed_bytes};

@@ -380,6 +380,14 @@ impl Engine {
         Ok(())
     }
 
+    /// Stores the whole prefix cache on the disk, before the engine is shut down. No request may be live. Blocks for at
+    /// most `limit`, and returns whether all blocks are stored.
+    pub fn store_prefix_cache(&self, limit: Duration) -> bool {
+        let (reply, answer) = crossbeam_channel::bounded(1);
+        self.commands.send(Command::StoreCache(reply));
+        answer.recv_timeout(limit).is_ok()
+    }
+
     /// Computes a prefix and pins its full KV pages. Returns the number of newly pinned pages. Blocks until it is done.
     pub fn pin_prefix(&self, tokens: Vec<TokenId>) -> Result<usize, PinPrefixError> {
         let submission = Submission::new(tokens.clone(), 1);
@@ -424,9 +432,17 @@ impl Engine {
     /// Waits until the file of the disk is open and scanned, or cannot be opened. Without the wait, the first requests
     /// compute prefixes that the disk may have.
     pub fn wait_disk_opened(&self) {
-        if let Some(disk) = &self.kv_disk {
-            disk.wait_opened();
-        }
+        self.wait_disk_opened_for(Duration::MAX);
+    }
+
+    /// Like `wait_disk_opened`, for at most `limit`. Returns false if a disk is not open by then.
+    pub fn wait_disk_opened_for(&self, limit: Duration) -> bool {
+        { self.kv_disk.as_ref() }.is_none_or(|disk| disk.wait_opened(limit))
+    }
+
+    /// Whether the engine keeps blocks on a disk.
+    pub fn has_disk(&self) -> bool {
+        self.kv_disk.is_some()
     }
 
     /// Begins to watch the engine, and ends the previous watch.

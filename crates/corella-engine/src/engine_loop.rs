@@ -450,6 +450,11 @@ impl EngineLoop {
                 let result = self.scheduler.reset_prefix_cache();
                 let _ = reply.send(result.map_err(|_| ResetError::Busy));
             }
+            Command::StoreCache(reply) => {
+                if let Some(disk) = &mut self.kv_disk {
+                    disk.store_all(reply, &mut self.scheduler);
+                }
+            }
             Command::Watch(end) => self.watch = Some(end),
             Command::Stop => return Err(Stopped::Asked),
         }

@@ -7,9 +7,9 @@
 //!   threads share the pages of a fetch (`read_task.rs`).
 //! * A further thread opens and scans the files while requests are served, and then stores.
 //! * Blocks are stored if a request used them again, or if they are next to be evicted
-//!   ([`poll_copy_offer`](Scheduler::poll_copy_offer)). The core holds them while they are copied to memory, as it
-//!   holds blocks for other nodes: the hold is given up when requests need the pages, and the copy is then void. The
-//!   disk is written after the hold.
+//!   ([`poll_copy_offer`](Scheduler::poll_copy_offer)), and all of them when their model is unloaded. The core holds
+//!   them while they are copied to memory, as it holds blocks for other nodes: the hold is given up when requests need
+//!   the pages, and the copy is then void. The disk is written after the hold.
 //! * If the prefix of a request continues on the disk, a fetch begins before the request is queued, unless computing
 //!   is as quick (by the formula for loads from other nodes, with the measured speeds of the disks). The request then
 //!   waits for the fetch like a follower, for as long as computing the blocks would take.
@@ -83,6 +83,8 @@ pub(crate) struct KvDisk {
     hold: Option<CopyHold>,
     /// No path is stored before this time, because requests need the pages.
     pause_until_us: u64,
+    /// The reply to a caller that waits until all blocks are stored.
+    store_all: Option<Sender<()>>,
     /// The fetches under way, with a flag that stops their reads.
     fetches: HashMap<FetchId, Arc<AtomicBool>>,
     /// Fetches for other nodes, with the replies that wait for the end of each fetch.
@@ -166,6 +168,7 @@ impl KvDisk {
             path: None,
             hold: None,
             pause_until_us: 0,
+            store_all: None,
             fetches: HashMap::new(),
             waiting: Vec::new(),
             paces: DiskPaces::new(num_disks),
@@ -422,7 +425,15 @@ impl KvDisk {
         }
     }
 
+    /// Begins to store all cached blocks. The reply is dropped when a block cannot be stored.
+    pub(crate) fn store_all(&mut self, reply: Sender<()>, scheduler: &mut Scheduler) {
+        scheduler.offer_all_copies();
+        self.pause_until_us = 0;
+        self.store_all = Some(reply);
+    }
+
     fn give_up_path(&mut self, scheduler: &mut Scheduler, now_us: u64) {
+        self.store_all = None;
         if let Some(path) = self.path.take() {
             let num_dropped = &self.tier.counts.num_dropped;
             num_dropped.fetch_add(1, Ordering::Relaxed);
@@ -436,11 +447,18 @@ impl KvDisk {
     pub(crate) fn store_next(&mut self, scheduler: &mut Scheduler, now_us: u64) {
         let tier = self.tier.clone();
         let Some(store) = tier.store_to_write() else {
+            if !tier.is_scanning() {
+                self.store_all = None;
+            }
             return;
         };
         while now_us >= self.pause_until_us {
             if self.path.is_none() {
                 let Some((namespace, tokens)) = scheduler.poll_copy_offer() else {
+                    if let Some(reply) = self.store_all.take() {
+                        // The caller may have given up.
+                        let _ = reply.try_send(());
+                    }
                     return;
                 };
                 self.path = self.new_path(namespace, tokens, scheduler);

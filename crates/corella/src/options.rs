@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use corella_core::SchedulerConfig;
-use corella_cpu::{Isa, Profile};
+use corella_cpu::{Isa, Profile, StepTurns};
 use corella_engine::KvDiskFolder;
 use corella_model::{CostModel, KvFormat, WeightFormat};
 
@@ -141,6 +141,8 @@ pub struct LlmOptions {
     pub load_watcher: Option<LoadWatcher>,
     /// Receives the time of each operation of the CPU executor.
     pub profile: Option<Arc<Profile>>,
+    /// The turns of the models that share the cores. Default: the model has the cores to itself.
+    pub step_turns: Option<Arc<StepTurns>>,
     /// The largest rank of LoRA adapters that may be loaded; `None` leaves no room for adapters.
     pub max_adapter_rank: Option<usize>,
     /// The duration of a mock step. Default: none.
@@ -190,6 +192,7 @@ impl Default for LlmOptions {
             step_deadline: Duration::from_secs(300),
             load_watcher: None,
             profile: None,
+            step_turns: None,
             max_adapter_rank: None,
             mock_cost: None,
             mock_dictations: Vec::new(),

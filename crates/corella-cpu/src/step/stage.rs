@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::sync::mpsc::{Receiver, RecvError, RecvTimeoutError, SyncSender, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use corella_model::{
 };
 
 use crate::kv::PageCommit;
-use crate::system::{ThreadPool, Worker};
+use crate::system::{StepTurn, ThreadPool, Worker};
 use crate::weights::PackedAdapter;
 
 use super::draft_head::DraftHead;
@@ -87,6 +87,7 @@ pub struct Stage {
     max_num_batched_tokens: u32,
     commands: Receiver<Command>,
     output: Output,
+    turn: Option<StepTurn>,
     plan: StepLayout,
     /// The samplers of the workers.
     samplers: Vec<Mutex<Sampler>>,
@@ -114,6 +115,7 @@ impl Stage {
         max_num_batched_tokens: u32,
         commands: Receiver<Command>,
         output: Output,
+        turn: Option<StepTurn>,
     ) -> Self {
         Self {
             commit: forward.kv.page_commit(),
@@ -125,6 +127,7 @@ impl Stage {
             max_num_batched_tokens,
             commands,
             output,
+            turn,
             plan: StepLayout::default(),
             postponed: VecDeque::new(),
             newest_drawn: None,
@@ -181,7 +184,10 @@ impl Stage {
             }
             // Sending fails only if the caller no longer waits.
             Command::Draft(asked, reply) => {
-                let _ = reply.send(without_panic(|| self.draft(&asked)));
+                self.begin_turn();
+                let drafted = without_panic(|| self.draft(&asked));
+                self.end_turn();
+                let _ = reply.send(drafted);
                 Ok(())
             }
             Command::WarmUp(reply) => match self.warm_up() {
@@ -209,6 +215,7 @@ impl Stage {
     }
 
     fn step(&mut self, batch: Arc<Batch>, rows: Result<Vec<f32>, String>) -> Result<(), Closed> {
+        self.begin_turn();
         let start = self.forward.profile.as_ref().map(|_| Instant::now());
         let computed = without_panic(|| self.compute(&batch, rows));
         self.previous_step = Some(batch.step);
@@ -226,11 +233,24 @@ impl Stage {
             }
             Output::Caller { .. } => {
                 let result = computed.and_then(|_| self.draw_step(&batch));
+                self.end_turn();
                 if let (Some(profile), Some(start)) = (&self.forward.profile, start) {
                     profile.add_step(self.plan.is_prefill(), start.elapsed());
                 }
                 self.answer(&batch, result)
             }
+        }
+    }
+
+    fn begin_turn(&mut self) {
+        if let Some(turn) = &mut self.turn {
+            turn.begin();
+        }
+    }
+
+    fn end_turn(&mut self) {
+        if let Some(turn) = &mut self.turn {
+            turn.end();
         }
     }
 
@@ -501,7 +521,17 @@ impl Stage {
             return Ok(masks);
         }
         while !self.is_closing() {
-            match self.commands.recv() {
+            let command = match self.commands.try_recv() {
+                Err(TryRecvError::Empty) => {
+                    // Others compute while the masks are being made.
+                    self.end_turn();
+                    let command = self.commands.recv();
+                    self.begin_turn();
+                    command
+                }
+                received => received.map_err(|_| RecvError),
+            };
+            match command {
                 Ok(Command::Sample(s, masks)) if s == step => return Ok(masks),
                 Ok(Command::Close) | Err(_) => self.postponed.push_back(Command::Close),
                 Ok(command) => self.postponed.push_back(command),

@@ -2,15 +2,17 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::held_isa::{held_isa, isas};
 use crate::whole_page::{read_page, write_page};
 use corella_core::{Batch, BatchOutput, SamplingParams, TokenId};
-use corella_cpu::{CpuConfig, CpuExecutor, Profile, detect_isa, kv_page_bytes};
+use corella_cpu::{CpuConfig, CpuExecutor, Profile, StepTurns, detect_isa, kv_page_bytes};
 use corella_model::{
     BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat, KvGroups, LayerTensor,
     PageForm, Storage, Tensor, WeightFormat,
 };
+use corella_test::wait_until;
 
 const NUM_POSITIONS: u32 = 256;
 const F32: KvFormat = KvFormat::Float(DType::F32);
@@ -37,6 +39,40 @@ fn page_size_reaches_no_bit() {
         if !has_tiles || !matches!(kv_format, BF16 | KvFormat::Int8) {
             assert_equal(&other[0], &whole[0]);
         }
+    }
+}
+
+#[test]
+fn executors_that_share_cores_wait_for_their_turns_but_not_during_a_wait_for_masks() {
+    let turns = StepTurns::with_longest(Duration::from_secs(3600));
+    let checkpoint = checkpoint();
+    let prompt: Vec<TokenId> = (0..20).collect();
+    let build = |turns: Option<&Arc<StepTurns>>| {
+        let mut config = config(F32, 16);
+        config.turns = turns.cloned();
+        let spec = checkpoint.config().spec.clone();
+        CpuExecutor::new(spec, checkpoint.weights().unwrap(), config).unwrap()
+    };
+    let expected = play_on(&mut build(None), &mut BatchBuilder::new(0), 16, &prompt)[0].0;
+    let mut executors = [build(Some(&turns)), build(Some(&turns))];
+    let mut other = turns.join();
+    other.begin();
+    let mut builder = BatchBuilder::new(0);
+    builder.start(0, prompt.len(), &sampling());
+    builder.pages(0, 0, &[3, 1]);
+    builder.span(0, 0, &prompt, true);
+    let batch = builder.build();
+    for executor in &mut executors {
+        executor.submit(Arc::clone(&batch)).unwrap();
+    }
+    wait_until("both wait for their turns", || turns.num_asked() == 3);
+    other.end();
+    wait_until("both wait for masks", || turns.num_asked() == 0);
+    for executor in &mut executors {
+        assert!(executor.try_wait().unwrap().is_none());
+        executor.sample(batch.step, Vec::new()).unwrap();
+        let output = executor.wait().unwrap();
+        assert_eq!(output.samples[0].1.token, expected);
     }
 }
 
@@ -489,6 +525,7 @@ fn config(kv_format: KvFormat, page_size: u32) -> CpuConfig {
         max_adapter_rank: None,
         pin_threads: false,
         profile: None,
+        turns: None,
     }
 }
 

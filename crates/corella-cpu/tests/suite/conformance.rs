@@ -302,6 +302,7 @@ fn run_format(
             pin_threads: false,
             max_adapter_rank: None,
             profile: None,
+            turns: None,
         };
         let weights = checkpoint.weights().unwrap();
         Box::new(CpuExecutor::new(spec.clone(), weights, config).unwrap())

@@ -614,6 +614,7 @@ fn executor(
         max_adapter_rank: None,
         pin_threads: false,
         profile: None,
+        turns: None,
     };
     CpuExecutor::new(spec.clone(), weights.clone(), config).unwrap()
 }

@@ -53,6 +53,7 @@ fn config(isa: Isa, format: DType) -> CpuConfig {
         pin_threads: false,
         max_adapter_rank: None,
         profile: None,
+        turns: None,
     }
 }
 

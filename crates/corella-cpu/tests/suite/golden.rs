@@ -291,6 +291,7 @@ fn open_format(
         pin_threads: false,
         max_adapter_rank: None,
         profile: None,
+        turns: None,
     };
     let vocab_size = spec.vocab_size;
     let executor = CpuExecutor::new(spec, checkpoint.weights().unwrap(), config).unwrap();

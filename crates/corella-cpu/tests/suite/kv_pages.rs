@@ -410,6 +410,7 @@ fn executor_with(
         pin_threads: false,
         max_adapter_rank: None,
         profile: None,
+        turns: None,
     };
     let spec = checkpoint.config().spec.clone();
     CpuExecutor::new(spec, checkpoint.weights().unwrap(), config).unwrap()

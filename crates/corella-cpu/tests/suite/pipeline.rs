@@ -326,6 +326,7 @@ fn executor_with_kv(num_stages: usize, num_threads: usize, kv_format: KvFormat) 
         pin_threads: false,
         max_adapter_rank: None,
         profile: None,
+        turns: None,
     };
     let spec = checkpoint.config().spec.clone();
     CpuExecutor::new(spec, checkpoint.weights().unwrap(), config).unwrap()

@@ -5,9 +5,11 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 use super::file_layer::FileLayer;
+use super::tier::KvDiskFolder;
 
 const SUFFIX: &str = "corella-kv";
 
@@ -23,12 +25,17 @@ pub(super) struct KvFile {
 
 impl KvFile {
     /// Opens the file of a layout, which only its owner may read, and locks it.
-    pub fn open(folder: &Path, layout: u128, max_bytes: u64) -> io::Result<Self> {
+    pub fn open(folder: &KvDiskFolder, layout: u128) -> io::Result<Self> {
+        let KvDiskFolder {
+            path: folder,
+            max_bytes,
+            max_file_bytes,
+        } = folder;
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(folder)?;
-        let _turn = take_turn(folder);
+        let _turn = take_turn(folder, TURN_LIMIT)?;
         let path = folder.join(format!("{layout:032x}.{SUFFIX}"));
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
@@ -51,12 +58,12 @@ impl KvFile {
         let file = Self {
             file,
             path,
-            max_bytes,
+            max_bytes: *max_bytes,
             has_told: AtomicBool::new(false),
         };
         // An earlier process may have had a larger size.
         let len = file.len()?;
-        let room = file.make_room(len)?;
+        let room = file.make_room(len.min(*max_file_bytes))?;
         if room < len {
             file.file.set_len(room)?;
         }
@@ -125,16 +132,17 @@ impl FileLayer for KvFile {
     }
 
     fn reserve(&self, len: u64) -> io::Result<u64> {
-        let _turn = take_turn(self.folder());
         let there = self.len()?;
-        let room = match len <= there {
-            true => there,
-            false => self.make_room(len)?,
+        if len <= there {
+            return Ok(there);
+        }
+        let Ok(_turn) = take_turn(self.folder(), TURN_LIMIT) else {
+            self.tell_of_lack(there, "another process keeps the lock of the folder");
+            return Ok(there);
         };
+        let room = self.make_room(len)?;
         if room <= there {
-            if there < len {
-                self.tell_of_lack(there, "files of other processes take the rest of SIZE");
-            }
+            self.tell_of_lack(there, "files in use take the rest of SIZE");
             return Ok(there);
         }
         while let Err(error) = self.file.reserve(room) {
@@ -195,12 +203,29 @@ pub(super) fn is_in_use(path: &Path) -> bool {
     }
 }
 
-/// Keeps other processes from opening, removing and enlarging files of a folder. On a file system without locks of
-/// folders, files may exceed the size for a moment.
-pub(super) fn take_turn(folder: &Path) -> Option<File> {
-    let folder = File::open(folder).ok()?;
-    folder.lock().ok()?;
-    Some(folder)
+/// The longest wait for a turn. Others have theirs for a few calls of the file system, unless they or the disk hang.
+pub(super) const TURN_LIMIT: Duration = Duration::from_secs(5);
+/// The system reports no end of a lock, so a waiting process looks for it.
+const TURN_CHECK_PERIOD: Duration = Duration::from_millis(5);
+
+/// Keeps other processes, and other models of this one, from opening, removing and enlarging files of a folder. On a
+/// file system without locks of folders, files may exceed the size for a moment.
+pub(super) fn take_turn(folder: &Path, limit: Duration) -> io::Result<Option<File>> {
+    let Ok(turn) = File::open(folder) else {
+        return Ok(None);
+    };
+    let begin = Instant::now();
+    loop {
+        match turn.try_lock() {
+            Ok(()) => return Ok(Some(turn)),
+            Err(TryLockError::Error(_)) => return Ok(None),
+            Err(TryLockError::WouldBlock) if begin.elapsed() >= limit => {
+                let reason = "another process keeps the lock of the folder";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
+            }
+            Err(TryLockError::WouldBlock) => thread::sleep(TURN_CHECK_PERIOD),
+        }
+    }
 }
 
 /// Removes the least recently used file that no process uses. Returns its path.
@@ -231,7 +256,21 @@ mod tests {
         }
 
         fn open(&self, layout: u128, max_bytes: u64) -> KvFile {
-            KvFile::open(&self.0, layout, max_bytes).unwrap()
+            self.open_share(layout, max_bytes, max_bytes).unwrap()
+        }
+
+        fn open_share(
+            &self,
+            layout: u128,
+            max_bytes: u64,
+            max_file_bytes: u64,
+        ) -> io::Result<KvFile> {
+            let folder = KvDiskFolder {
+                path: self.0.clone(),
+                max_bytes,
+                max_file_bytes,
+            };
+            KvFile::open(&folder, layout)
         }
 
         fn path(&self, layout: u128) -> PathBuf {
@@ -302,6 +341,33 @@ mod tests {
         drop(used);
         assert_eq!(file.reserve(90_000).unwrap(), 90_000);
         assert_eq!(folder.len(2), None);
+    }
+
+    #[test]
+    fn a_file_that_has_become_a_share_is_cut_off() {
+        let folder = Folder::new("share");
+        drop(folder.open(1, 100_000).reserve(80_000));
+        let first = folder.open_share(1, 100_000, 50_000).unwrap();
+        assert_eq!(folder.len(1), Some(50_000));
+        let second = folder.open_share(2, 100_000, 50_000).unwrap();
+        assert_eq!(second.reserve(50_000).unwrap(), 50_000);
+        // No share needs another's room.
+        drop(first);
+        assert_eq!(second.reserve(50_000).unwrap(), 50_000);
+        assert_eq!(folder.len(1), Some(50_000));
+    }
+
+    #[test]
+    fn a_wait_for_the_folder_has_an_end() {
+        let folder = Folder::new("turn");
+        let file = folder.open(1, 100_000);
+        let turn = take_turn(&folder.0, TURN_LIMIT).unwrap();
+        assert!(turn.is_some());
+        let late = take_turn(&folder.0, Duration::from_millis(1)).unwrap_err();
+        assert_eq!(late.kind(), io::ErrorKind::TimedOut);
+        drop(turn);
+        assert!(take_turn(&folder.0, Duration::ZERO).unwrap().is_some());
+        assert_eq!(file.reserve(20_000).unwrap(), 20_000);
     }
 
     #[test]

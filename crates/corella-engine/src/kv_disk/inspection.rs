@@ -53,7 +53,7 @@ pub struct KvFilePages {
 
 /// Reads all files of a folder of `--kv-disk`, the least recently used first.
 pub fn inspect_kv_disk(folder: &Path) -> io::Result<Vec<KvFileReport>> {
-    let turn = folder::take_turn(folder);
+    let turn = folder::take_turn(folder, folder::TURN_LIMIT)?;
     let files = folder::files(folder)?;
     let in_use: Vec<_> = files
         .iter()
@@ -132,6 +132,7 @@ mod tests {
     use crate::kv_disk::folder::KvFile;
     use crate::kv_disk::page_store::PageStore;
     use crate::kv_disk::slot::{PageKey, PageName, SlotNamespace};
+    use crate::kv_disk::tier::KvDiskFolder;
 
     const SHAPE: SlotShape = SlotShape {
         layout: 7,
@@ -168,7 +169,7 @@ mod tests {
             inspect_kv_disk(&folder).unwrap_err().kind(),
             io::ErrorKind::NotFound
         );
-        let file = KvFile::open(&folder, SHAPE.layout, 100_000).unwrap();
+        let file = KvFile::open(&KvDiskFolder::new(&folder, 100_000), SHAPE.layout).unwrap();
         assert_eq!(
             inspect_kv_disk(&folder).unwrap()[0].content,
             KvFileContent::Unknown

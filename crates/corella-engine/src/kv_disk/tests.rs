@@ -65,13 +65,9 @@ impl FileLayer for PanickingFile {
 }
 
 fn config(folder: &Path, sizes: &[u64]) -> KvDiskConfig {
-    let folders = sizes
-        .iter()
-        .enumerate()
-        .map(|(disk, &max_bytes)| KvDiskFolder {
-            path: folder.join(disk.to_string()),
-            max_bytes,
-        });
+    let folders = sizes.iter().enumerate();
+    let folders = folders
+        .map(|(disk, &max_bytes)| KvDiskFolder::new(folder.join(disk.to_string()), max_bytes));
     KvDiskConfig {
         folders: folders.collect(),
         label: KvDiskLabel::default(),

@@ -5,7 +5,8 @@ use std::io;
 use std::mem;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use corella_core::{BlockList, KvEvent, KvGroup, Metric, Namespace, SchedulerConfig};
 use corella_model::{KvGeometry, KvPages, StateRecords};
@@ -26,6 +27,19 @@ pub struct KvDiskFolder {
     pub path: PathBuf,
     /// The size of all files in the folder.
     pub max_bytes: u64,
+    /// The size of this model's file. Models of one server have a share each, so that none takes the room of others.
+    pub max_file_bytes: u64,
+}
+
+impl KvDiskFolder {
+    /// A folder in which one file may have all the room.
+    pub fn new(path: impl Into<PathBuf>, max_bytes: u64) -> Self {
+        Self {
+            path: path.into(),
+            max_bytes,
+            max_file_bytes: max_bytes,
+        }
+    }
 }
 
 /// The locations and the limits of blocks on disks.
@@ -67,7 +81,8 @@ pub(crate) struct Tier {
     erasing: Mutex<()>,
     is_stopping: AtomicBool,
     /// Set when the first attempt to open the files has ended.
-    opened: OnceLock<()>,
+    is_opened: Mutex<bool>,
+    opened: Condvar,
     /// Wakes the subscriber to KV events.
     bell: OnceLock<Sender<()>>,
     pub(super) counts: Counts,
@@ -171,7 +186,8 @@ impl Tier {
         };
         let groups = geometry.layers.groups().to_vec();
         let folders = &config.folders;
-        let max_bytes: Vec<_> = folders.iter().map(|folder| folder.max_bytes).collect();
+        let sizes = folders.iter().map(|folder| folder.max_file_bytes);
+        let max_bytes: Vec<_> = sizes.collect();
         let state_parts = state_parts(&pages, shape);
         let disks = folders.iter().map(|folder| Disk {
             folder: folder.clone(),
@@ -198,7 +214,8 @@ impl Tier {
             is_dead: AtomicBool::new(false),
             erasing: Mutex::default(),
             is_stopping: AtomicBool::new(false),
-            opened: OnceLock::new(),
+            is_opened: Mutex::default(),
+            opened: Condvar::new(),
             bell: OnceLock::new(),
             counts: Counts::default(),
         }
@@ -218,15 +235,29 @@ impl Tier {
         }
         self.is_scanning.store(false, Ordering::Release);
         self.ring();
-        let _ = self.opened.set(());
+        self.set_opened();
     }
 
     pub(super) fn num_disks(&self) -> usize {
         self.disks.len()
     }
 
-    pub(crate) fn wait_opened(&self) {
-        self.opened.wait();
+    /// Returns false if the files are not open after `limit`.
+    pub(crate) fn wait_opened(&self, limit: Duration) -> bool {
+        let is_opened = self.lock_opened();
+        let is_waiting = |is_opened: &mut bool| !*is_opened;
+        let waited = self.opened.wait_timeout_while(is_opened, limit, is_waiting);
+        let (is_opened, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        *is_opened
+    }
+
+    fn set_opened(&self) {
+        *self.lock_opened() = true;
+        self.opened.notify_all();
+    }
+
+    fn lock_opened(&self) -> MutexGuard<'_, bool> {
+        { self.is_opened.lock() }.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tries the disks that are off again, once the files [were opened](Self::open). Returns whether one of them works.
@@ -303,18 +334,18 @@ impl Tier {
     }
 
     fn open_file(&self, disk: usize) -> io::Result<()> {
-        let KvDiskFolder { path, max_bytes } = &self.disks[disk].folder;
+        let folder = &self.disks[disk].folder;
         let file = self.store.file(disk);
         if file.slots().is_empty() {
             let slot_bytes = self.store.slot_bytes();
             let reason = format!("a page takes {slot_bytes} bytes: give it a larger SIZE");
             return Err(io::Error::other(reason));
         }
-        let opened: Box<dyn FileLayer> = Box::new(KvFile::open(path, self.layout, *max_bytes)?);
+        let opened: Box<dyn FileLayer> = Box::new(KvFile::open(folder, self.layout)?);
         file.prepare(&opened)?;
         if file.reserved().is_empty() {
             return Err(io::Error::other(
-                "the files of other processes in this folder leave no room in SIZE for this model's file",
+                "files in use in this folder leave no room in SIZE for this model's file",
             ));
         }
         file.set(opened);
@@ -352,10 +383,15 @@ impl Tier {
         is_on.then_some(&self.store)
     }
 
+    /// Whether disks are being opened and scanned.
+    pub(super) fn is_scanning(&self) -> bool {
+        self.is_scanning.load(Ordering::Acquire)
+    }
+
     /// `None` also while disks are opened and scanned.
     pub(super) fn store_to_write(&self) -> Option<&Store> {
         let store = self.store();
-        store.filter(|_| !self.is_scanning.load(Ordering::Acquire))
+        store.filter(|_| !self.is_scanning())
     }
 
     /// The number of blocks of a list, from the first on, that a request can take from memory and disk, if memory has
@@ -413,7 +449,7 @@ impl Tier {
             );
         }
         // The thread may have opened the files when it panicked, and callers may wait for that.
-        let _ = self.opened.set(());
+        self.set_opened();
         self.ring();
     }
 
@@ -421,7 +457,7 @@ impl Tier {
     pub(super) fn stop(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
         // The loop no longer hears of a thread that panics while it opens the file.
-        let _ = self.opened.set(());
+        self.set_opened();
         self.ring();
     }
 

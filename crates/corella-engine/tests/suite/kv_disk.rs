@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use corella_core::{
     BlockHasher, BlockList, KvEvent, KvGroup, Namespace, RecurrentState, SchedulerConfig, TokenId,
@@ -81,10 +82,8 @@ fn engine_with(
 
 /// A disk of this size for each folder.
 fn disk_config(folders: &[impl AsRef<Path>], max_bytes: u64) -> KvDiskConfig {
-    let folders = folders.iter().map(|path| KvDiskFolder {
-        path: path.as_ref().to_owned(),
-        max_bytes,
-    });
+    let folders = folders.iter();
+    let folders = folders.map(|path| KvDiskFolder::new(path.as_ref(), max_bytes));
     KvDiskConfig {
         folders: folders.collect(),
         label: KvDiskLabel::default(),
@@ -345,6 +344,32 @@ fn blocks_next_to_be_evicted_are_found_again() {
     });
     assert!(engine.stats().scheduler.num_evicted_pages > 0);
     stop(engine);
+}
+
+/// No prompt came twice, and the pool has room for all.
+#[test]
+fn a_cache_that_is_about_to_end_is_stored_whole() {
+    let folder = Folder::new("whole");
+    let limit = Duration::from_secs(300);
+    let first = engine(&folder.0);
+    let answers: Vec<_> = (0..3).map(|at| ask_plain(&first, at).0).collect();
+    assert_eq!(stats(&first).num_stored, 0);
+    assert!(first.store_prefix_cache(limit));
+    let num_stored = stats(&first).num_stored;
+    // Of the 30 computed tokens of each prompt and its answer, 28 fill blocks.
+    assert_eq!(num_stored, 3 * 7);
+    assert!(first.store_prefix_cache(limit));
+    assert_eq!(stats(&first).num_stored, num_stored);
+    stop(first);
+    let second = engine(&folder.0);
+    assert!(second.wait_disk_opened_for(limit));
+    for (at, tokens) in (0..3).zip(answers) {
+        assert_eq!(ask_plain(&second, at), (tokens, 24));
+    }
+    stop(second);
+    let without = start_with(EngineConfig::new(limits(64, 1)), model(&limits(64, 1)));
+    assert!(!without.has_disk() && !without.store_prefix_cache(limit));
+    stop(without);
 }
 
 const SALT: &str = "a salt of a caller";

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use corella_engine::EngineState;
+
 use crate::model_set::driver::ModelSet;
 use crate::model_set::model_loader::{ModelId, ModelLoader, ModelMemory};
 use crate::model_set::model_table::{ModelAction, UnloadReason};
@@ -15,6 +17,9 @@ use crate::state::server_state::ServerState;
 const HOLDER_CHECK_PERIOD: Duration = Duration::from_millis(1);
 /// Others hold a model's state for less than this. The log reports longer holds.
 const LONG_HOLD: Duration = Duration::from_secs(5);
+
+/// Other models wait while a model's prefix cache is stored, so that this takes no longer.
+const STORE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Carries out actions until the set is closed.
 pub fn run(set: &ModelSet, loader: &dyn ModelLoader) {
@@ -81,7 +86,12 @@ fn unpanicked<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> 
 fn unload(state: Arc<ServerState>, name: &str, reason: &str) -> bool {
     let num_pages = state.engine.stats().scheduler.num_cached_pages as u64;
     let num_tokens = num_pages * u64::from(state.engine.limits().page_size);
-    tracing::info!("unloading {name}: {reason}; drops {num_tokens} cached tokens");
+    let is_lost = matches!(state.engine.state(), EngineState::Lost(_));
+    match state.engine.has_disk() && !is_lost {
+        true => store_cache(&state, name, &format!("{reason}; stores {num_tokens}")),
+        false => tracing::info!("unloading {name}: {reason}; drops {num_tokens} cached tokens"),
+    }
+    give_ends_back();
     if !state.engine.shutdown() {
         tracing::error!(
             "{name} cannot be unloaded, because its engine does not stop: it keeps its memory until the server restarts"
@@ -106,6 +116,27 @@ fn unload(state: Arc<ServerState>, name: &str, reason: &str) -> bool {
     }
     give_memory_back();
     true
+}
+
+/// Stores the prefix cache on the disks of `--kv-disk`, as far as the time allows.
+fn store_cache(state: &ServerState, name: &str, what: &str) {
+    tracing::info!("unloading {name}: {what} cached tokens on the disk");
+    if !state.engine.store_prefix_cache(STORE_LIMIT) {
+        tracing::warn!(
+            "unloading {name}: drops the cached tokens that --kv-disk has not stored; it had {} s",
+            STORE_LIMIT.as_secs()
+        );
+    }
+}
+
+/// Has the allocator return the free memory at the end of each arena from now on. `malloc_trim` does so only for the
+/// first arena, and the allocator's own limit grows up to 64 MiB for each.
+fn give_ends_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: The call changes only the allocator's own limit.
+    unsafe {
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 128 << 10);
+    }
 }
 
 /// Returns free memory of the heap to the system.

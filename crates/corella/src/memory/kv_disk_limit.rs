@@ -16,6 +16,26 @@ pub(crate) fn set_limits(
     is_on_host: bool,
     is_encoder: bool,
 ) -> Result<(), Error> {
+    let is_one_of_several = options.shared_memory_bytes.is_some();
+    let is_without = options.kv_disk.is_none() && !options.has_kv_store;
+    if is_without || is_encoder && is_one_of_several {
+        return Ok(());
+    }
+    check(scheduler, options, is_on_host, is_encoder)?;
+    // A conversation may fill most of the pages, and all its blocks should come back from the disk. Requests get the
+    // pages that they need in any case.
+    scheduler.max_fetched_pages = scheduler.num_pages - scheduler.num_pages / 4;
+    scheduler.max_served_pages = scheduler.max_fetched_pages;
+    Ok(())
+}
+
+/// Refuses `--kv-disk` and `--kv-store` as `set_limits` does.
+pub(crate) fn check(
+    scheduler: &SchedulerConfig,
+    options: &LlmOptions,
+    is_on_host: bool,
+    is_encoder: bool,
+) -> Result<(), Error> {
     let option = match (&options.kv_disk, options.has_kv_store) {
         (Some(_), _) => "--kv-disk",
         (None, true) => "--kv-store",
@@ -50,15 +70,11 @@ pub(crate) fn set_limits(
         }
         places.push(place);
     }
-    // A conversation may fill most of the pages, and all its blocks should come back from the disk. Requests get the
-    // pages that they need in any case.
-    scheduler.max_fetched_pages = scheduler.num_pages - scheduler.num_pages / 4;
-    scheduler.max_served_pages = scheduler.max_fetched_pages;
     Ok(())
 }
 
-/// The path of a folder without links and `..`. A part that does not exist yet is taken as a folder, and not as a link.
-fn place(folder: &Path) -> PathBuf {
+/// The path of a file or folder without links and steps up. Parts that do not exist yet become folders.
+pub(crate) fn place(folder: &Path) -> PathBuf {
     let absolute = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
     let mut place = PathBuf::new();
     for part in absolute.components() {
@@ -80,10 +96,7 @@ mod tests {
     use crate::KvDiskOptions;
 
     fn disks(folders: &[&str]) -> KvDiskOptions {
-        let folders = folders.iter().map(|path| KvDiskFolder {
-            path: path.into(),
-            max_bytes: 1,
-        });
+        let folders = folders.iter().map(|path| KvDiskFolder::new(path, 1));
         KvDiskOptions {
             folders: folders.collect(),
             keeps_salted: false,

@@ -133,6 +133,7 @@ pub(crate) fn cpu_factory(options: &LlmOptions) -> CpuFactory {
         pin_threads: options.pin_threads,
         isa: options.isa,
         profile: options.profile.clone(),
+        turns: options.step_turns.clone(),
     }
 }
 

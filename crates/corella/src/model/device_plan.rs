@@ -77,7 +77,7 @@ impl<'a> DevicePlan<'a> {
         {
             *draw_cost = models.draw_cost();
         }
-        let memory = MemoryPlan::new(&models, &scheduler, state_bytes);
+        let memory = MemoryPlan::new(&models, &scheduler, state_bytes, options);
         Ok(Self {
             models,
             scheduler,
@@ -90,7 +90,12 @@ impl<'a> DevicePlan<'a> {
 }
 
 impl MemoryPlan {
-    fn new(models: &Models<'_>, scheduler: &SchedulerConfig, state_bytes: u64) -> Self {
+    fn new(
+        models: &Models<'_>,
+        scheduler: &SchedulerConfig,
+        state_bytes: u64,
+        options: &LlmOptions,
+    ) -> Self {
         let page_bytes = models.model.page_bytes(scheduler);
         let pages = |num_pages: u32, page_bytes: u64| u64::from(num_pages) * page_bytes;
         let num_snapshots = { scheduler.recurrent_state }.map_or(0, |state| state.num_snapshots);
@@ -101,7 +106,7 @@ impl MemoryPlan {
                 + pages(num_snapshots, state_bytes),
             working_bytes: models.sum(|formats| formats.working_bytes(scheduler))
                 + pages(scheduler.max_spilled_pages, page_bytes)
-                + estimated_bytes(models, scheduler),
+                + estimated_bytes(models, scheduler, options),
         }
     }
 
@@ -122,20 +127,23 @@ impl MemoryPlan {
     }
 }
 
-/// Estimates the memory of a step's activations and of the text side. Activations are about ten vectors of floats for
-/// each token, some of them wider than the hidden state, and the logits of some tokens.
-fn estimated_bytes(models: &Models<'_>, limits: &SchedulerConfig) -> u64 {
+/// Estimates the memory of a step's activations, of the text side, and of copies to `--kv-disk`. Activations are about
+/// ten vectors of floats for each token, some of them wider than the hidden state, and the logits of some tokens.
+fn estimated_bytes(models: &Models<'_>, limits: &SchedulerConfig, options: &LlmOptions) -> u64 {
     const NUM_VECTORS: u64 = 16;
     const NUM_LOGIT_ROWS: u64 = 32;
     /// The tokenizer, and the threads of the engine.
     const TEXT_BYTES: u64 = 32 << 20;
+    /// The pages that are written at once.
+    const DISK_BYTES: u64 = 16 << 20;
     let num_rows = u64::from(limits.max_num_batched_tokens);
     let activations = models.sum(|Formats { spec, .. }| {
         let vectors = num_rows * NUM_VECTORS * spec.hidden_size as u64;
         let logits = NUM_LOGIT_ROWS * spec.vocab_size as u64;
         (vectors + logits) * size_of::<f32>() as u64
     });
-    activations + TEXT_BYTES
+    let disk = options.kv_disk.as_ref().map_or(0, |_| DISK_BYTES);
+    activations + TEXT_BYTES + disk
 }
 
 /// A model's weights, and the types of its packed weights and KV cache on a device.
@@ -359,7 +367,7 @@ fn plan_memory(
     let page_bytes = model.page_bytes(scheduler);
     let mut working_bytes = models.sum(|formats| formats.working_bytes(scheduler));
     if options.shared_memory_bytes.is_some() {
-        working_bytes += estimated_bytes(models, scheduler);
+        working_bytes += estimated_bytes(models, scheduler, options);
     }
     let memory = device.memory.clone().without(working_bytes);
     let mut demand = KvDemand::new(

@@ -179,7 +179,9 @@ impl Llm {
         let max_model_len = loaded.scheduler.max_model_len;
         let mut engine_config = EngineConfig::new(loaded.scheduler);
         engine_config.step_deadline = options.step_deadline;
-        engine_config.kv_disk = options.kv_disk.as_ref().map(|disk| KvDiskConfig {
+        // Among several models, an encoder has nothing to keep. An encoder alone is refused.
+        let kv_disk = { options.kv_disk.as_ref() }.filter(|_| config.spec.encoder.is_none());
+        engine_config.kv_disk = kv_disk.map(|disk| KvDiskConfig {
             folders: disk.folders.clone(),
             identity: identity.digest(loaded.hardware.arithmetic()),
             label: loaded.hardware.kv_disk_label(&name),

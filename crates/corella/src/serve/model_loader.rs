@@ -1,6 +1,7 @@
 //! Loads the models of a server that has several.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use corella_hub::{CachedModel, Fetched, Hub, ModelName, short_names};
@@ -25,6 +26,9 @@ pub struct SourceLoader {
     pub hub: Option<HubModels>,
     pub log_format: LogFormatArg,
 }
+
+/// A load waits for its file of `--kv-disk` for at most this long, so that its first request finds cached prompts.
+const DISK_LIMIT: Duration = Duration::from_secs(5);
 
 impl ModelLoader for SourceLoader {
     fn plan(&self, model: ModelId, name: &str) -> Result<ModelMemory, String> {
@@ -54,6 +58,13 @@ impl ModelLoader for SourceLoader {
         let planned = Some(&planned).filter(|_| own.options.shared_memory_bytes.is_some());
         let llm = Llm::load_within(&source, &own.options, planned);
         let llm = llm.map_err(|error| error.to_string())?;
+        if !llm.engine.wait_disk_opened_for(DISK_LIMIT) {
+            tracing::warn!(
+                "--kv-disk: the file of {} is not open after {} s; its prompts are computed until then",
+                llm.name,
+                DISK_LIMIT.as_secs()
+            );
+        }
         announce(self.log_format, &llm.summary());
         Ok(self.state(llm, own))
     }

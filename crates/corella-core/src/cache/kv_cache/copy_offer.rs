@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use crate::cache::kv_cache::KvCache;
 use crate::{BlockId, Namespace, StepId, TokenId};
 
-/// The most paths that wait for a poll. A further path is offered at its next use.
+/// The most paths of requests that wait for a poll. A further path is offered at its next use.
 const MAX_WAITING: usize = 64;
 /// Eviction is near when less than one page in this many is free, or when fewer pages are free than a prompt has lately
 /// taken at once.
@@ -63,7 +63,7 @@ impl CopyOffers {
 impl KvCache {
     /// Records that requests share the path up to `end`.
     pub(crate) fn note_reused(&mut self, end: BlockId) {
-        if !self.offers.is_on || self.offers.reused.len() == MAX_WAITING {
+        if !self.offers.is_on || self.offers.reused.len() >= MAX_WAITING {
             return;
         }
         if let Some(insertion) = self.insertion(end)
@@ -75,6 +75,17 @@ impl KvCache {
 
     pub(crate) fn begin_copy_offers(&mut self) {
         self.offers.is_on = true;
+    }
+
+    /// Has all blocks offered that no request uses, those of the latest use first. The pages of the pool limit their
+    /// number.
+    pub(crate) fn offer_all_copies(&mut self) {
+        let pages = self.evictable.iter().chain(self.retained.listed());
+        let blocks = pages.filter_map(|&(_, page)| self.block_of(page));
+        let ends = blocks.filter_map(|block| Some((block, self.insertion(block)?)));
+        let mut ends: Vec<_> = ends.collect();
+        ends.reverse();
+        self.offers.reused.extend(ends);
     }
 
     /// The namespace and the tokens of the next path to copy, whose last block was not offered before.
@@ -254,6 +265,23 @@ mod tests {
         let whole = offer(&[11, 12, 13, 14]);
         assert_eq!(kv.poll_copy_offer(Some(StepId(2))), whole);
         assert_eq!(kv.poll_copy_offer(Some(StepId(2))), None);
+    }
+
+    #[test]
+    fn at_the_end_of_the_cache_all_paths_are_offered_the_latest_first() {
+        let mut kv = cache();
+        publish(&mut kv, &Namespace::default(), &[1, 2, 3, 4], 1);
+        publish(&mut kv, &Namespace::default(), &[5, 6], 1);
+        publish(&mut kv, &Namespace::default(), &[1, 2, 7], 1);
+        assert_eq!(kv.poll_copy_offer(LAST), None, "three pages are free");
+        kv.offer_all_copies();
+        // The block of one token is no whole page.
+        for path in [&[1, 2][..], &[5, 6], &[1, 2, 3, 4]] {
+            assert_eq!(kv.poll_copy_offer(LAST), offer(path));
+        }
+        assert_eq!(kv.poll_copy_offer(LAST), None);
+        kv.offer_all_copies();
+        assert_eq!(kv.poll_copy_offer(LAST), None, "all were offered");
     }
 
     #[test]

@@ -21,6 +21,11 @@ impl Scheduler {
         self.kv.poll_copy_offer(self.inflight.last_returned())
     }
 
+    /// Offers all blocks that no request uses, because the cache is about to end.
+    pub fn offer_all_copies(&mut self) {
+        self.kv.offer_all_copies();
+    }
+
     /// Reports that blocks could not be copied, so that they may be offered again.
     pub fn retract_copy_offer(&mut self, namespace: &Namespace, tokens: &[TokenId]) {
         self.kv.retract_copy_offer(namespace, tokens);

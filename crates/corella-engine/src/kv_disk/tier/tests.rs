@@ -22,10 +22,7 @@ const NUM_BLOCKS: usize = 2;
 
 fn config(folder: &Path) -> KvDiskConfig {
     KvDiskConfig {
-        folders: vec![KvDiskFolder {
-            path: folder.to_owned(),
-            max_bytes: 1 << 20,
-        }],
+        folders: vec![KvDiskFolder::new(folder, 1 << 20)],
         label: KvDiskLabel::default(),
         identity: 1,
         keeps_salted: false,
@@ -116,7 +113,7 @@ fn the_tier_comes_back_when_its_file_can_be_opened() {
     let limits = SchedulerConfig::new(8, 4, 32);
     let pages = MockExecutor::new(MockConfig::new(50, limits.num_pages, 4)).kv_pages();
     let tier = Tier::new(&config(&folder), pages);
-    let other = KvFile::open(&folder, tier.layout, 1 << 20).unwrap();
+    let other = KvFile::open(&KvDiskFolder::new(&folder, 1 << 20), tier.layout).unwrap();
     assert!(!tier.try_again(), "nothing has failed");
     tier.open();
     assert!(!tier.try_again() && tier.store_to_write().is_none());
@@ -207,7 +204,7 @@ fn callers_do_not_wait_for_a_tier_whose_thread_has_panicked() {
     let (bell, rings) = bounded(1);
     assert!(tier.set_bell(bell));
     tier.give_up();
-    tier.wait_opened();
+    tier.wait_opened(Duration::MAX);
     assert!(!tier.stats().is_on());
     assert_eq!(rings.try_recv(), Ok(()), "the subscriber learns it");
 }

@@ -32,10 +32,8 @@ pub fn parse_folder(text: &str) -> Result<KvDiskFolder, String> {
     if folder.is_empty() {
         return Err("names no folder".to_owned());
     }
-    Ok(KvDiskFolder {
-        path: folder.into(),
-        max_bytes: parse_size(size).map_err(|error| format!("the size `{size}`: {error}"))?,
-    })
+    let max_bytes = parse_size(size).map_err(|error| format!("the size `{size}`: {error}"))?;
+    Ok(KvDiskFolder::new(folder, max_bytes))
 }
 
 #[cfg(test)]
@@ -44,12 +42,7 @@ mod tests {
 
     #[test]
     fn a_size_may_follow_the_folder() {
-        let of = |folder: &str, max_bytes| {
-            Ok(KvDiskFolder {
-                path: folder.into(),
-                max_bytes,
-            })
-        };
+        let of = |folder: &str, max_bytes| Ok(KvDiskFolder::new(folder, max_bytes));
         assert_eq!(parse_folder("/var/kv"), of("/var/kv", 8 << 30));
         assert_eq!(parse_folder("/var/kv,512M"), of("/var/kv", 512 << 20));
         assert_eq!(parse_folder("a,b,1K"), of("a,b", 1024));

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corella_cluster::Role;
+use corella_cpu::StepTurns;
 use corella_hub::{HubConfig, short_names};
 use corella_model::host_bytes;
 use corella_server::{KeepAlive, ModelSetting, ServeConfig};
@@ -13,6 +14,7 @@ use super::models_dir::models_in;
 use crate::arguments::args::{
     FormatChoice, ListedModel, RequestArgs, ServeArgs, SpeculateArg, source_of,
 };
+use crate::memory::kv_disk_limit;
 use crate::model::model_file::name_of;
 use crate::{Device, Error, LlmOptions, ModelSource};
 
@@ -74,6 +76,11 @@ pub fn models(args: &ServeArgs, options: &mut LlmOptions) -> Result<Option<Model
     if has_several {
         check_options(args)?;
     }
+    if given.allow_hub_models && options.kv_disk.is_some() {
+        return Err(Error::Config(
+            "--kv-disk is divided among the listed models so far: leave out --allow-hub-models, or it".to_owned(),
+        ));
+    }
     let default_memory = match has_several {
         true => host_bytes() / 5 * 4,
         false => u64::MAX,
@@ -84,7 +91,16 @@ pub fn models(args: &ServeArgs, options: &mut LlmOptions) -> Result<Option<Model
     if has_several {
         stay_off_gpus(options);
     }
-    let listed = listed_models(args, options)?;
+    let mut listed = listed_models(args, options)?;
+    if has_several {
+        options.step_turns = Some(StepTurns::new());
+        share_disks(&listed, options)?;
+    }
+    let own = listed.iter_mut().filter_map(|model| model.own.as_mut());
+    for own in own.filter_map(Arc::get_mut) {
+        own.options.step_turns.clone_from(&options.step_turns);
+        own.options.kv_disk.clone_from(&options.kv_disk);
+    }
     Ok(Some(Models {
         listed,
         has_several,
@@ -101,6 +117,33 @@ fn stay_off_gpus(options: &mut LlmOptions) {
     if options.device == Device::Auto {
         options.device = Device::Cpu;
     }
+}
+
+/// Divides the files of `--kv-disk` among the models.
+fn share_disks(models: &[ServedModel], options: &mut LlmOptions) -> Result<(), Error> {
+    let Some(disk) = &mut options.kv_disk else {
+        return Ok(());
+    };
+    for folder in &mut disk.folders {
+        folder.max_file_bytes = folder.max_bytes / models.len() as u64;
+    }
+    let is_on_host = options.device != Device::Cuda;
+    kv_disk_limit::check(&options.scheduler, options, is_on_host, false)?;
+    let mut places = Vec::new();
+    for ServedModel { source, .. } in models {
+        let (ModelSource::Path(path) | ModelSource::Named { path, .. }) = source else {
+            continue;
+        };
+        let place = kv_disk_limit::place(path);
+        if places.contains(&place) {
+            return Err(Error::Config(format!(
+                "--kv-disk has one file for each model, and {} is there under two names: name it once",
+                place.display()
+            )));
+        }
+        places.push(place);
+    }
+    Ok(())
 }
 
 fn listed_models(args: &ServeArgs, shared: &LlmOptions) -> Result<Vec<ServedModel>, Error> {
@@ -122,6 +165,11 @@ fn listed_models(args: &ServeArgs, shared: &LlmOptions) -> Result<Vec<ServedMode
         let names = &listed.args.request.served_model_name;
         let model = match names.iter().find(|name| is_taken(&models, name)) {
             Some(name) => Err(Error::Config(format!("two models are named `{name}`"))),
+            None if listed.args.engine.cache.disk.kv_disk != args.engine.cache.disk.kv_disk => {
+                Err(Error::Config(
+                    "--kv-disk is for all models together: give it on the command line".to_owned(),
+                ))
+            }
             None => listed_model(listed, shared),
         };
         let model = model.map_err(|error| Error::Config(format!("{}: {error}", listed.place)));
@@ -251,7 +299,6 @@ fn check_options(args: &ServeArgs) -> Result<(), Error> {
 fn check_common_options(args: &ServeArgs) -> Result<(), Error> {
     let engine = &args.engine;
     refuse_options(&[
-        (!engine.cache.disk.kv_disk.is_empty(), "--kv-disk"),
         (args.kv_store.kv_store.is_some(), "--kv-store"),
         (
             engine.speculation.speculate == SpeculateArg::Draft,
@@ -291,6 +338,7 @@ mod tests {
         args.models.more_sources = more.map(ModelSource::Path).collect();
         let mut options = LlmOptions {
             device: args.engine.device.device,
+            kv_disk: args.engine.cache.disk.options(),
             ..LlmOptions::default()
         };
         let models = models(&args, &mut options).map_err(|error| error.to_string())?;
@@ -449,6 +497,23 @@ mod tests {
     }
 
     #[test]
+    fn the_files_of_a_disk_are_divided_among_the_models() {
+        let disk = |words: &str| {
+            let (_, options) = read(words)?;
+            let folders = options.kv_disk.expect("it has a disk").folders;
+            let sizes = folders.iter().map(|it| (it.max_bytes, it.max_file_bytes));
+            Ok::<_, String>(sizes.collect::<Vec<_>>())
+        };
+        let sizes = disk("m/a m/b m/c --kv-disk d,3G --kv-disk e,300M").unwrap();
+        assert_eq!(sizes, [(3 << 30, 1 << 30), (300 << 20, 100 << 20)]);
+        assert_eq!(disk("m/a --kv-disk d,3G").unwrap(), [(3 << 30, 3 << 30)]);
+        let told = disk("m/a m/b/../a m/c --kv-disk d").unwrap_err();
+        assert!(told.contains("under two names"), "{told}");
+        let told = disk("m/a m/b --kv-disk d --kv-disk ./d").unwrap_err();
+        assert!(told.contains("twice"), "{told}");
+    }
+
+    #[test]
     fn options_of_one_model_are_refused_by_name() {
         for option in [
             "--role decode",
@@ -463,7 +528,6 @@ mod tests {
             "--revision main",
             "--chat-template t",
             "--pin-prefix p",
-            "--kv-disk d",
             "--device cuda",
         ] {
             let told = read(&format!("m/a m/b {option}")).err();
