@@ -60,7 +60,7 @@ def test_rows_of_a_disk_are_counted_apart_when_they_are_read(tmp_path):
         server.wait_until(lambda: server.metric("corella_kv_disk_blocks_stored_total") == 10, "it is stored")
     with ServerProcess(*arguments) as server:
         server.wait_until(lambda: server.metric("corella_kv_disk_blocks") == 10, "the file is scanned")
-        by_medium = {"memory": 0, "disk": 160, "peer": 0, "store": 0}
+        by_medium = {"memory": 0, "host": 0, "disk": 160, "peer": 0, "store": 0}
         usage, explained = complete(server)
         assert usage == {"cached_tokens": 160, "cached_tokens_by_medium": by_medium}
         assert explained["cached_tokens_by_medium"] == by_medium
@@ -73,6 +73,6 @@ def test_rows_of_another_node_are_counted_apart_when_they_are_fetched():
         status, _, text = post(source.port, "/v1/completions", {"prompt": PROMPT, "max_tokens": 1})
         assert status == 200, text
         usage, explained = complete(node, kv_transfer_params={"cached_blocks": site_of(source)})
-        assert usage["cached_tokens_by_medium"] == {"memory": 0, "disk": 0, "peer": 160, "store": 0}
+        assert usage["cached_tokens_by_medium"] == {"memory": 0, "host": 0, "disk": 0, "peer": 160, "store": 0}
         assert explained["cause"] == "partial_page"
         assert complete(node)[0] == {"cached_tokens": 160}

@@ -31,9 +31,10 @@ const NEED_PROGRAMS: [(&str, &str, &str); 3] = [
     ("corella-cluster", "transport::nixl::", "NIXL"),
 ];
 
-/// The crate whose tests run on a device in host memory. They need a C++ compiler and minutes, so they are a part of
-/// the night.
+/// The crate whose tests run on a device in host memory, and the test of the engine on it. They need a C++ compiler and
+/// minutes, so they are a part of the night.
 const EMULATED_GPU: &str = "corella-cuda";
+const ENGINE_ON_EMULATED_GPU: &str = "emulated_gpu";
 
 /// Runs the tests of all crates. `-p CRATE` selects crates; other arguments go to the test binaries.
 pub fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {
@@ -42,7 +43,7 @@ pub fn test(repository: &Repository, arguments: &[String]) -> Result<(), String>
     let mut binaries = binaries(repository)?;
     let build_time = start.elapsed();
     binaries.retain(|binary| match packages.is_empty() {
-        true => binary.package != EMULATED_GPU,
+        true => !is_of_emulated_gpu(binary),
         false => packages.contains(&binary.package),
     });
     if binaries.is_empty() {
@@ -108,9 +109,26 @@ pub fn programs(repository: &Repository) -> Result<(), String> {
     tally.verdict()
 }
 
-/// Runs the tests of the CUDA executor on a device in host memory.
+/// Runs the tests of the CUDA executor, and of the engine with it, on a device in host memory.
 pub fn emulated_gpu(repository: &Repository) -> Result<(), String> {
-    test(repository, &["-p", EMULATED_GPU].map(String::from))
+    let mut tally = Tally::default();
+    for binary in binaries(repository)?
+        .iter()
+        .filter(|binary| is_of_emulated_gpu(binary))
+    {
+        tally.run(binary, binary.command())?;
+    }
+    tally.print_slowest();
+    println!(
+        "emulated GPU: {} passed, {} failed",
+        tally.num_passed,
+        tally.failed.len()
+    );
+    tally.verdict()
+}
+
+fn is_of_emulated_gpu(binary: &TestBinary) -> bool {
+    binary.package == EMULATED_GPU || binary.name == ENGINE_ON_EMULATED_GPU
 }
 
 /// Runs the documentation tests, which are in no test binary.

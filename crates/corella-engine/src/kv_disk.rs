@@ -1,5 +1,8 @@
 //! The disk tier: blocks of the prefix cache that outlive memory and restarts.
 //!
+//! For executors whose pool is not host memory, the tier can also keep files in host memory (`memory_file.rs`), which
+//! count as disks, and are empty at each start.
+//!
 //! * One file for each disk, model and layout (`kv_disk/folder.rs`), locked by its process, with a label (`label.rs`)
 //!   and a slot for each page (`slot.rs`). Disk space is reserved before it is used (`slot_file.rs`). Files of models
 //!   that no process serves make room for others. A torn, damaged or foreign slot is an absent page (`page_store.rs`).
@@ -29,6 +32,7 @@ mod file_layer;
 mod folder;
 mod inspection;
 mod label;
+mod memory_file;
 mod page_index;
 mod page_list;
 mod page_store;
@@ -38,14 +42,16 @@ mod reader;
 mod report;
 mod slot;
 mod slot_file;
+mod stats;
 mod tier;
 mod writer;
 
 pub use disk_events::DiskEvents;
 pub use inspection::{KvFileContent, KvFilePages, KvFileReport, inspect_kv_disk};
 pub use label::KvDiskLabel;
+pub use stats::KvDiskStats;
 pub(crate) use tier::Tier;
-pub use tier::{KvDiskConfig, KvDiskFolder, KvDiskStats};
+pub use tier::{KvDiskConfig, KvDiskFolder, KvPlaces};
 
 use std::collections::HashMap;
 use std::io;
@@ -57,8 +63,8 @@ use std::time::Duration;
 
 use corella_core::session::BlockOffer;
 use corella_core::{
-    BlockList, FetchEnd, FetchGrant, FetchId, FetchMedium, FetchRefusal, FetchRequest, HoldId,
-    HoldRefusal, Namespace, PageId, Request, Scheduler, TokenId,
+    BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, HoldId, HoldRefusal,
+    Namespace, PageId, Request, Scheduler, TokenId,
 };
 use corella_model::KvPages;
 use crossbeam_channel::{Sender, bounded};
@@ -263,7 +269,7 @@ impl KvDisk {
             false => FetchWait::new(&stats, num_worth - num_here, page_size),
         };
         let granted = scheduler.begin_fetch(FetchRequest {
-            medium: FetchMedium::Disk,
+            medium: self.tier.medium(),
             namespace: path.list.namespace.clone(),
             tokens: path.list.tokens.clone(),
             soft_us: now_us + wait.soft_us,

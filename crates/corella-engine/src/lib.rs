@@ -42,7 +42,7 @@ pub use exchange::kv_exchange::{KvExchange, Receipt};
 pub use generate::Generate;
 pub use kv_disk::{
     DiskEvents, KvDiskConfig, KvDiskFolder, KvDiskLabel, KvDiskStats, KvFileContent, KvFilePages,
-    KvFileReport, inspect_kv_disk,
+    KvFileReport, KvPlaces, inspect_kv_disk,
 };
 pub use log::rare_line::RareLine;
 pub use request::block_fact::BlockFact;

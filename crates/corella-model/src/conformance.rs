@@ -58,6 +58,7 @@ pub fn run_native(
     suite.finished_layers_stay_as_they_are();
     suite.pages_lie_in_their_regions();
     suite.pages_can_be_moved(&expected);
+    suite.whole_pages_have_all_layers();
     suite.hidden_states_behind_cached_rows_are_the_same();
 }
 

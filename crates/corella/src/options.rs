@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use corella_core::SchedulerConfig;
 use corella_cpu::{Isa, Profile, StepTurns};
-use corella_engine::KvDiskFolder;
+use corella_engine::{KvDiskFolder, KvPlaces};
 use corella_model::{CostModel, KvFormat, WeightFormat};
 
 use serde_json::{Map, Value};
@@ -124,6 +124,8 @@ pub struct LlmOptions {
     pub kv_spill: KvSpill,
     /// Default: none.
     pub kv_disk: Option<KvDiskOptions>,
+    /// Host memory beside the KV cache of a GPU, for KV pages of prompts that come again. Default: none.
+    pub kv_host_bytes: Option<u64>,
     /// Whether another program keeps KV pages.
     pub has_kv_store: bool,
     /// Whether other nodes may load KV pages from this node, or send KV pages to it.
@@ -157,6 +159,17 @@ pub struct LlmOptions {
     pub scheduler: SchedulerConfig,
 }
 
+impl LlmOptions {
+    /// The places of KV pages of prompts that come again, and whether prompts with a salt are kept there, too. They lie
+    /// in memory like those in the KV cache, and on a disk only on demand.
+    pub(crate) fn kv_places(&self) -> Option<(KvPlaces, bool)> {
+        let on_disk = self.kv_disk.as_ref();
+        let on_disk =
+            on_disk.map(|disk| (KvPlaces::Folders(disk.folders.clone()), disk.keeps_salted));
+        on_disk.or_else(|| Some((KvPlaces::Memory(self.kv_host_bytes?), true)))
+    }
+}
+
 impl Default for LlmOptions {
     fn default() -> Self {
         // A decoding request waits for the whole step, and a CPU gains nothing from larger steps.
@@ -184,6 +197,7 @@ impl Default for LlmOptions {
             max_logprobs: 20,
             kv_spill: KvSpill::Bytes(0),
             kv_disk: None,
+            kv_host_bytes: None,
             has_kv_store: false,
             exchanges_kv: false,
             max_model_len: None,

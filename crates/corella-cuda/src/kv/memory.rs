@@ -1,8 +1,9 @@
 //! The KV memory: one region of the device, and copies of pages from and to it by other threads.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use corella_core::{PageId, StepId};
@@ -17,8 +18,12 @@ use crate::kernels::page::{PageKernels, PageMove};
 /// of a layer in a large model.
 const LOOK_INTERVAL: Duration = Duration::from_micros(50);
 
-/// The largest size, in bytes, of a copy through pinned memory, unless a page within a layer has more.
+/// The largest size, in bytes, of a copy through pinned memory, unless a page has more.
 const STAGING_BYTES: usize = 4 << 20;
+
+/// The number of copies that may be under way at once: one to a tier, one from it, and one for another node or for a
+/// preempted request.
+const NUM_STAGINGS: usize = 3;
 
 /// Pages `[page][layer][head][K, V][position][dim]`, and for 8-bit pages the scales of a head after its elements. The
 /// region is a plain allocation, because memory of a stream-ordered pool cannot be registered for RDMA.
@@ -27,7 +32,7 @@ pub struct KvMemory {
     geometry: KvGeometry,
     region: DeviceBuffer,
     kernels: PageKernels,
-    staging: Mutex<Staging>,
+    stagings: [Mutex<Staging>; NUM_STAGINGS],
     /// The progress that the device counts: the step in the upper bits, as in `LayerCounter`, and below them the number
     /// of the step's finished layers.
     progress: Progress,
@@ -41,6 +46,24 @@ pub struct KvMemory {
 struct Staging {
     bytes: PinnedBuffer<u8>,
     pages: PinnedBuffer<u32>,
+}
+
+impl Staging {
+    /// # Safety
+    /// The device does not write the bytes meanwhile.
+    unsafe fn take(&self, out: &mut [u8]) {
+        // SAFETY: the caller's promise.
+        let staged = unsafe { self.bytes.as_slice() };
+        out.copy_from_slice(&staged[..out.len()]);
+    }
+
+    /// # Safety
+    /// The device does not use the bytes meanwhile.
+    unsafe fn put(&mut self, bytes: &[u8]) {
+        // SAFETY: the caller's promise.
+        let staged = unsafe { self.bytes.as_mut_slice() };
+        staged[..bytes.len()].copy_from_slice(bytes);
+    }
 }
 
 /// A number in pinned memory that kernels set, and that any thread may read.
@@ -86,15 +109,18 @@ impl KvMemory {
                 geometry.page_bytes()
             ))
         })?;
-        let staging = Staging {
-            bytes: PinnedBuffer::new(device, STAGING_BYTES.max(geometry.layer_bytes()))?,
-            pages: PinnedBuffer::new(device, pages_at_once(&geometry))?,
+        let staging = || -> Result<_, DeviceError> {
+            Ok(Mutex::new(Staging {
+                bytes: PinnedBuffer::new(device, STAGING_BYTES.max(geometry.page_bytes()))?,
+                pages: PinnedBuffer::new(device, pages_at_once(geometry.layer_bytes()))?,
+            }))
         };
+        let stagings = [staging()?, staging()?, staging()?];
         Ok(Self {
             device: SharedDevice::clone(device),
             region,
             kernels: PageKernels::load(device, &geometry)?,
-            staging: Mutex::new(staging),
+            stagings,
             progress: Progress(PinnedBuffer::new(device, 1)?),
             failure: OnceLock::new(),
             counter: LayerCounter::default(),
@@ -139,15 +165,34 @@ impl KvMemory {
         self.region.pointer().add(offset)
     }
 
-    /// Calls `visit` for each part of `pages` that fits into pinned memory, with that memory, and with the position of
-    /// the part's bytes among the bytes of all pages.
-    fn in_parts(&self, pages: &[PageId], mut visit: impl FnMut(&[PageId], usize, &mut Staging)) {
-        let layer_bytes = self.geometry.layer_bytes();
-        let at_once = pages_at_once(&self.geometry);
-        let staging = self.staging.lock();
-        let mut staging = staging.unwrap_or_else(PoisonError::into_inner);
-        for (index, pages) in pages.chunks(at_once).enumerate() {
-            visit(pages, index * at_once * layer_bytes, &mut staging);
+    /// Pinned memory that no other copy uses, or else the first that becomes free.
+    fn staging(&self) -> MutexGuard<'_, Staging> {
+        let mut stagings = self.stagings.iter();
+        let unused = stagings.find_map(|staging| match staging.try_lock() {
+            Ok(staging) => Some(staging),
+            Err(TryLockError::Poisoned(staging)) => Some(staging.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        });
+        unused.unwrap_or_else(|| {
+            let staging = self.stagings[0].lock();
+            staging.unwrap_or_else(PoisonError::into_inner)
+        })
+    }
+
+    /// Calls `visit` for each part of `pages` that fits into pinned memory, with that memory, and with the range of the
+    /// part's bytes among the bytes of all pages, each of which has `page_bytes`.
+    fn in_parts(
+        &self,
+        pages: &[PageId],
+        page_bytes: usize,
+        mut visit: impl FnMut(&[PageId], Range<usize>, &mut Staging),
+    ) {
+        let mut staging = self.staging();
+        let mut first = 0;
+        for pages in pages.chunks(pages_at_once(page_bytes)) {
+            let end = first + pages.len() * page_bytes;
+            visit(pages, first..end, &mut staging);
+            first = end;
         }
     }
 
@@ -179,13 +224,38 @@ impl KvMemory {
             self.kernels
                 .move_pages(device, Stream::Pages, way, region, ids, bytes)
         };
-        let moved = launched
-            .and_then(|()| device.record(Stream::Pages))
-            .and_then(|event| device.synchronize(event));
+        self.finish_move(launched);
+    }
+
+    /// Waits for a move that was begun.
+    fn finish_move(&self, begun: Result<(), DeviceError>) {
+        let moved = begun
+            .and_then(|()| self.device.record(Stream::Pages))
+            .and_then(|event| self.device.synchronize(event));
         if let Err(error) = moved {
             // One error suffices if two threads come here at once.
             let _ = self.failure.set(error);
         }
+    }
+
+    /// Moves whole pages, as `move_pages`. They lie in one piece, so that no kernel is needed.
+    ///
+    /// # Safety
+    /// As `KvPages::read_whole` or `write_whole`.
+    unsafe fn move_whole_pages(&self, way: PageMove, pages: &[PageId], staging: &Staging) {
+        let num_bytes = self.geometry.page_bytes();
+        let mut staged = staging.bytes.pointer();
+        let copies = pages.iter().try_for_each(|&page| {
+            let page = self.layer_page(0, page);
+            let (to, from) = match way {
+                PageMove::Gather => (staged, page),
+                PageMove::Spread => (page, staged),
+            };
+            staged = staged.add(num_bytes);
+            // SAFETY: pages that belong to the caller by its promise, and locked memory with room for them.
+            unsafe { self.device.copy(Stream::Pages, to, from, num_bytes) }
+        });
+        self.finish_move(copies);
     }
 }
 
@@ -237,32 +307,53 @@ unsafe impl KvPages for KvMemory {
 
     // The canonical form is the native one.
     unsafe fn read(&self, layer: u32, pages: &[PageId], _: PageForm, out: &mut [u8]) {
-        assert_eq!(out.len(), pages.len() * self.geometry.layer_bytes());
-        self.in_parts(pages, |pages, at, staging| {
-            let len = pages.len() * self.geometry.layer_bytes();
+        let num_bytes = self.geometry.layer_bytes();
+        assert_eq!(out.len(), pages.len() * num_bytes);
+        self.in_parts(pages, num_bytes, |pages, range, staging| {
             // SAFETY: by the caller's promise the pages are not written.
             unsafe { self.move_pages(PageMove::Gather, layer, pages, staging) };
             // SAFETY: the copy is done.
-            out[at..at + len].copy_from_slice(unsafe { &staging.bytes.as_slice()[..len] });
+            unsafe { staging.take(&mut out[range]) };
         });
     }
 
     unsafe fn write(&self, layer: u32, pages: &[PageId], _: PageForm, bytes: &[u8]) {
-        assert_eq!(bytes.len(), pages.len() * self.geometry.layer_bytes());
-        self.in_parts(pages, |pages, at, staging| {
-            let len = pages.len() * self.geometry.layer_bytes();
+        let num_bytes = self.geometry.layer_bytes();
+        assert_eq!(bytes.len(), pages.len() * num_bytes);
+        self.in_parts(pages, num_bytes, |pages, range, staging| {
             // SAFETY: the previous copy is done.
-            let staged = unsafe { staging.bytes.as_mut_slice() };
-            staged[..len].copy_from_slice(&bytes[at..at + len]);
+            unsafe { staging.put(&bytes[range]) };
             // SAFETY: by the caller's promise only the caller uses the pages.
             unsafe { self.move_pages(PageMove::Spread, layer, pages, staging) };
         });
     }
+
+    unsafe fn read_whole(&self, pages: &[PageId], out: &mut [u8]) {
+        let num_bytes = self.geometry.page_bytes();
+        assert_eq!(out.len(), pages.len() * num_bytes);
+        self.in_parts(pages, num_bytes, |pages, range, staging| {
+            // SAFETY: by the caller's promise the pages are not written.
+            unsafe { self.move_whole_pages(PageMove::Gather, pages, staging) };
+            // SAFETY: the copy is done.
+            unsafe { staging.take(&mut out[range]) };
+        });
+    }
+
+    unsafe fn write_whole(&self, pages: &[PageId], bytes: &[u8]) {
+        let num_bytes = self.geometry.page_bytes();
+        assert_eq!(bytes.len(), pages.len() * num_bytes);
+        self.in_parts(pages, num_bytes, |pages, range, staging| {
+            // SAFETY: the previous copy is done.
+            unsafe { staging.put(&bytes[range]) };
+            // SAFETY: by the caller's promise only the caller uses the pages.
+            unsafe { self.move_whole_pages(PageMove::Spread, pages, staging) };
+        });
+    }
 }
 
-/// The number of pages within a layer that fit into pinned memory.
-fn pages_at_once(geometry: &KvGeometry) -> usize {
-    (STAGING_BYTES / geometry.layer_bytes()).max(1)
+/// The number of pages of this size that fit into pinned memory.
+fn pages_at_once(num_bytes: usize) -> usize {
+    (STAGING_BYTES / num_bytes).max(1)
 }
 
 fn as_bytes(pointer: DevicePointer, len: usize) -> NonNull<[u8]> {

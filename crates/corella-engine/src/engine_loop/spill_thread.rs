@@ -8,7 +8,7 @@ use std::sync::mpsc::Receiver;
 use std::thread::{self, JoinHandle};
 
 use corella_core::{PageId, RequestId, Scheduler, SpillTask};
-use corella_model::{KvPages, PageForm};
+use corella_model::KvPages;
 
 use crate::log::panic_message::panic_message;
 use crate::wake::doorbell::{Doorbell, LoopSender, loop_channel};
@@ -141,36 +141,24 @@ impl HostMemory {
     }
 
     fn store(&mut self, request: RequestId, pages: &[PageId]) -> Result<(), String> {
-        let layer_bytes = self.pages.geometry().layer_bytes();
         for &page in pages {
             let mut bytes = self.take_page()?;
-            for (layer, out) in bytes.chunks_mut(layer_bytes).enumerate() {
-                // SAFETY: until `handle_stored`, which comes after this, the scheduler keeps the pages of the preempted
-                // request locked, no step names the request, and no write reaches shared pages.
-                unsafe {
-                    self.pages
-                        .read(layer as u32, &[page], PageForm::Native, out);
-                }
-            }
+            // SAFETY: until `handle_stored`, which comes after this, the scheduler keeps the pages of the preempted
+            // request locked, no step names the request, and no write reaches shared pages.
+            unsafe { self.pages.read_whole(&[page], &mut bytes) };
             self.stored.entry(request).or_default().push(bytes);
         }
         Ok(())
     }
 
     fn restore(&mut self, request: RequestId, pages: &[(u32, PageId)]) -> Result<(), String> {
-        let layer_bytes = self.pages.geometry().layer_bytes();
         let stored = self.stored.get(&request);
         for &(number, page) in pages {
             let bytes = stored.and_then(|stored| stored.get(number as usize));
             let bytes = bytes.ok_or("it was not stored")?;
-            for (layer, bytes) in bytes.chunks(layer_bytes).enumerate() {
-                // SAFETY: the scheduler has reserved these pages for this request, which has no slot, and gives them to
-                // no other request until `handle_restored`, which comes after this.
-                unsafe {
-                    self.pages
-                        .write(layer as u32, &[page], PageForm::Native, bytes);
-                }
-            }
+            // SAFETY: the scheduler has reserved these pages for this request, which has no slot, and gives them to no
+            // other request until `handle_restored`, which comes after this.
+            unsafe { self.pages.write_whole(&[page], bytes) };
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use corella_core::KvEvent;
+use corella_core::{FetchMedium, KvEvent};
 use crossbeam_channel::Receiver;
 
 use super::tier::Tier;
@@ -28,6 +28,11 @@ impl DiskEvents {
             salt,
             is_watching: false,
         })
+    }
+
+    /// Whether the file is in host memory.
+    pub fn is_in_memory(&self) -> bool {
+        self.tier.medium() == FetchMedium::Host
     }
 
     /// Blocks until there are events, and returns at most `max_events`. `None` when the engine has stopped.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use corella_model::{KvPages, PageForm};
+use corella_model::KvPages;
 use crossbeam_channel::Receiver;
 
 use super::page_list::PathPage;
@@ -104,12 +104,9 @@ fn read_page(
         share.keep_state_part(part, rows);
         return true;
     }
-    let layers = rows.chunks(pages.geometry().layer_bytes());
-    for (layer, rows) in (0..).zip(layers) {
-        // SAFETY: the scheduler has reserved the page for this fetch, and keeps it from all others until the page's
-        // block or the end of the fetch is reported. The end is reported after this share has ended.
-        unsafe { pages.write(layer, &[wanted.page], PageForm::Native, rows) };
-    }
+    // SAFETY: the scheduler has reserved the page for this fetch, and keeps it from all others until the page's block
+    // or the end of the fetch is reported. The end is reported after this share has ended.
+    unsafe { pages.write_whole(&[wanted.page], rows) };
     true
 }
 

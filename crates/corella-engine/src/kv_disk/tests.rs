@@ -69,7 +69,7 @@ fn config(folder: &Path, sizes: &[u64]) -> KvDiskConfig {
     let folders = folders
         .map(|(disk, &max_bytes)| KvDiskFolder::new(folder.join(disk.to_string()), max_bytes));
     KvDiskConfig {
-        folders: folders.collect(),
+        places: KvPlaces::Folders(folders.collect()),
         label: KvDiskLabel::default(),
         identity: 1,
         keeps_salted: false,

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::io;
 use std::mem;
-use std::path::PathBuf;
+use std::path::{self, Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use corella_core::{BlockList, KvEvent, KvGroup, Metric, Namespace, SchedulerConfig};
+use corella_core::{BlockList, FetchMedium, KvEvent, KvGroup, Namespace, SchedulerConfig};
 use corella_model::{KvGeometry, KvPages, StateRecords};
 use crossbeam_channel::Sender;
 use sha2::{Digest, Sha256};
@@ -17,9 +17,11 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::file_layer::FileLayer;
 use super::folder::KvFile;
 use super::label::KvDiskLabel;
+use super::memory_file::MemoryFile;
 use super::page_list::{DiskPath, checked_blocks};
 use super::page_store::{DiskError, PageStore, StateParts};
 use super::slot::{SlotNamespace, SlotShape};
+use super::stats::KvDiskStats;
 
 /// A folder on a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,11 +44,22 @@ impl KvDiskFolder {
     }
 }
 
-/// The locations and the limits of blocks on disks.
+/// The places of the tier's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KvPlaces {
+    /// A folder for each disk. There is at least one.
+    Folders(Vec<KvDiskFolder>),
+    /// Host memory of this size.
+    Memory(u64),
+}
+
+/// The number of files in host memory. Each has a thread that reads, so that so many pages come back at once.
+const NUM_MEMORY_FILES: u64 = 2;
+
+/// The locations and the limits of blocks on disks, or in host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvDiskConfig {
-    /// A folder for each disk. There is at least one.
-    pub folders: Vec<KvDiskFolder>,
+    pub places: KvPlaces,
     pub label: KvDiskLabel,
     /// A digest of the model and of the arithmetic that computes its rows.
     pub identity: u128,
@@ -89,7 +102,9 @@ pub(crate) struct Tier {
 }
 
 struct Disk {
-    folder: KvDiskFolder,
+    /// `None` for host memory.
+    folder: Option<KvDiskFolder>,
+    max_file_bytes: u64,
     /// Set after an error. Locked while the disk is switched on or off, so that a closed disk does not stay off
     /// unnoticed.
     is_off: Mutex<bool>,
@@ -99,6 +114,22 @@ struct Disk {
 }
 
 impl Disk {
+    fn new(folder: Option<KvDiskFolder>, max_file_bytes: u64) -> Self {
+        Self {
+            folder,
+            max_file_bytes,
+            is_off: Mutex::new(false),
+            must_erase: AtomicBool::new(false),
+        }
+    }
+
+    fn place(&self) -> path::Display<'_> {
+        let folder = self.folder.as_ref();
+        folder
+            .map_or(Path::new("host memory"), |folder| &folder.path)
+            .display()
+    }
+
     fn is_off(&self) -> MutexGuard<'_, bool> {
         self.is_off.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -113,61 +144,6 @@ pub(super) struct Counts {
     pub bytes_read: AtomicU64,
     pub num_damaged: AtomicU64,
     pub num_errors: AtomicU64,
-}
-
-/// The present state of the disk tier, and its counts since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KvDiskStats {
-    /// The number of disks whose file has been opened and which no error has switched off.
-    pub num_on: u32,
-    /// The number of the other disks.
-    pub num_off: u32,
-    pub num_pages: usize,
-    /// The number of pages for which the files have room.
-    pub max_pages: u32,
-    pub num_stored: u64,
-    /// Copies that were begun and given up.
-    pub num_dropped: u64,
-    pub bytes_written: u64,
-    /// Pages that were read for requests.
-    pub num_read: u64,
-    pub bytes_read: u64,
-    /// Pages of the files that proved torn or damaged when they were read.
-    pub num_damaged: u64,
-    pub num_errors: u64,
-}
-
-type Row = Metric<KvDiskStats>;
-
-impl KvDiskStats {
-    /// Whether a disk is in use.
-    pub fn is_on(&self) -> bool {
-        self.num_on > 0
-    }
-
-    pub const METRICS: &[Metric<Self>] = &[
-        Row::gauge("kv_disk_on", |disk| disk.num_on.into()).help("Disks of --kv-disk in use"),
-        Row::gauge("kv_disk_off", |disk| disk.num_off.into()).help(
-            "Disks of --kv-disk that are not in use, before their file is open and after an error",
-        ),
-        Row::gauge("kv_disk_blocks", |disk| disk.num_pages as u64).help("KV blocks on the disks"),
-        Row::gauge("kv_disk_max_blocks", |disk| disk.max_pages.into())
-            .help("KV blocks for which the files on the disks have room"),
-        Row::counter("kv_disk_blocks_stored", |disk| disk.num_stored)
-            .help("KV blocks that were written to the disk"),
-        Row::counter("kv_disk_copies_dropped", |disk| disk.num_dropped).help(
-            "Copies to the disk that were given up: requests needed the pages, or the disk failed",
-        ),
-        Row::counter("kv_disk_hits", |disk| disk.num_read)
-            .help("KV blocks that were read from the disk for requests"),
-        Row::counter("kv_disk_written_bytes", |disk| disk.bytes_written)
-            .help("Bytes that were written to the disk"),
-        Row::counter("kv_disk_read_bytes", |disk| disk.bytes_read)
-            .help("Bytes of blocks that were read from the disk"),
-        Row::counter("kv_disk_damaged_blocks", |disk| disk.num_damaged)
-            .help("KV blocks on the disk that proved torn or damaged"),
-        Row::counter("kv_disk_errors", |disk| disk.num_errors).help("Errors of the disk"),
-    ];
 }
 
 impl Tier {
@@ -185,17 +161,19 @@ impl Tier {
             row_bytes: geometry.page_bytes(),
         };
         let groups = geometry.layers.groups().to_vec();
-        let folders = &config.folders;
-        let sizes = folders.iter().map(|folder| folder.max_file_bytes);
-        let max_bytes: Vec<_> = sizes.collect();
+        let disks: Vec<_> = match &config.places {
+            KvPlaces::Folders(folders) => folders
+                .iter()
+                .map(|folder| Disk::new(Some(folder.clone()), folder.max_file_bytes))
+                .collect(),
+            KvPlaces::Memory(num_bytes) => (0..NUM_MEMORY_FILES)
+                .map(|_| Disk::new(None, *num_bytes / NUM_MEMORY_FILES))
+                .collect(),
+        };
+        let max_bytes: Vec<_> = disks.iter().map(|disk| disk.max_file_bytes).collect();
         let state_parts = state_parts(&pages, shape);
-        let disks = folders.iter().map(|folder| Disk {
-            folder: folder.clone(),
-            is_off: Mutex::new(false),
-            must_erase: AtomicBool::new(false),
-        });
         Self {
-            disks: disks.collect(),
+            disks,
             store: PageStore::new(
                 shape,
                 groups.clone(),
@@ -236,6 +214,22 @@ impl Tier {
         self.is_scanning.store(false, Ordering::Release);
         self.ring();
         self.set_opened();
+    }
+
+    /// The medium from which fetches bring the blocks.
+    pub(super) fn medium(&self) -> FetchMedium {
+        match self.disks.iter().all(|disk| disk.folder.is_some()) {
+            true => FetchMedium::Disk,
+            false => FetchMedium::Host,
+        }
+    }
+
+    /// The option that asks for the tier.
+    fn option(&self) -> &'static str {
+        match self.medium() {
+            FetchMedium::Host => "--kv-host-memory",
+            _ => "--kv-disk",
+        }
     }
 
     pub(super) fn num_disks(&self) -> usize {
@@ -301,15 +295,15 @@ impl Tier {
         if let Err(error) = tried {
             *is_off = true;
             self.store.close_disk(disk);
-            tracing::debug!(%error, "--kv-disk stays off");
+            tracing::debug!(%error, "{} stays off", self.option());
             return false;
         }
         // A read may have failed during the scan.
         if *is_off || !self.store.is_open(disk) {
             return false;
         }
-        let folder = self.disks[disk].folder.path.display();
-        tracing::info!(%folder, "the disk works again: --kv-disk is on");
+        let folder = self.disks[disk].place();
+        tracing::info!(%folder, "the disk works again: {} is on", self.option());
         true
     }
 
@@ -325,10 +319,11 @@ impl Tier {
     fn scan(&self, disk: usize) -> io::Result<()> {
         self.store.scan(disk, &self.is_stopping)?;
         tracing::info!(
-            folder = %self.disks[disk].folder.path.display(),
+            folder = %self.disks[disk].place(),
             num_pages = self.store.num_pages(),
             max_pages = self.store.max_pages(),
-            "the disk has KV pages"
+            "{} has KV pages",
+            self.option()
         );
         Ok(())
     }
@@ -341,7 +336,10 @@ impl Tier {
             let reason = format!("a page takes {slot_bytes} bytes: give it a larger SIZE");
             return Err(io::Error::other(reason));
         }
-        let opened: Box<dyn FileLayer> = Box::new(KvFile::open(folder, self.layout)?);
+        let opened: Box<dyn FileLayer> = match folder {
+            Some(folder) => Box::new(KvFile::open(folder, self.layout)?),
+            None => Box::new(MemoryFile::default()),
+        };
         file.prepare(&opened)?;
         if file.reserved().is_empty() {
             return Err(io::Error::other(
@@ -430,8 +428,9 @@ impl Tier {
             _ => "blocks on other disks are used as before",
         };
         tracing::warn!(
-            folder = %self.disks[disk].folder.path.display(),
-            "{what} has failed: {error}; --kv-disk is off until the disk works again, and {others}"
+            folder = %self.disks[disk].place(),
+            "{what} has failed: {error}; {} is off until the disk works again, and {others}",
+            self.option()
         );
     }
 
@@ -444,8 +443,9 @@ impl Tier {
         }
         if !was_dead {
             tracing::error!(
-                "a thread of the disk has panicked, which is a defect of Corella; --kv-disk is off until the next \
-                 start, and prompts are computed as without it"
+                "a thread of the disk has panicked, which is a defect of Corella; {} is off until the next start, and \
+                 prompts are computed as without it",
+                self.option()
             );
         }
         // The thread may have opened the files when it panicked, and callers may wait for that.
@@ -584,6 +584,7 @@ impl Tier {
         let counts = &self.counts;
         let num_on = self.store().map_or(0, PageStore::num_open);
         KvDiskStats {
+            is_in_memory: self.medium() == FetchMedium::Host,
             num_on: num_on as u32,
             num_off: (self.disks.len() - num_on) as u32,
             num_pages: self.store.num_pages(),

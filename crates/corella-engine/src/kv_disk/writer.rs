@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use corella_core::SnapshotId;
-use corella_model::{KvPages, PageForm, StateError};
+use corella_model::{KvPages, StateError};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use super::page_list::{DiskPath, PathPage};
@@ -140,15 +140,10 @@ impl Writer {
 fn copy(pages: &dyn KvPages, task: &WriteTask, rows: &mut Vec<u8>) -> Result<(), StateError> {
     let geometry = pages.geometry();
     rows.resize(task.pages.len() * geometry.page_bytes(), 0);
-    let parts = rows.chunks_mut(geometry.page_bytes());
-    for (held, rows) in task.pages.iter().zip(parts) {
-        let layers = rows.chunks_mut(geometry.layer_bytes());
-        for (layer, out) in (0..).zip(layers) {
-            // SAFETY: the scheduler holds the pages until the copy is reported: they belong to published blocks that
-            // returned steps have filled, and nothing writes to them.
-            unsafe { pages.read(layer, &[held.page], PageForm::Native, out) };
-        }
-    }
+    let held: Vec<_> = task.pages.iter().map(|held| held.page).collect();
+    // SAFETY: the scheduler holds the pages until the copy is reported: they belong to published blocks that returned
+    // steps have filled, and nothing writes to them.
+    unsafe { pages.read_whole(&held, rows) };
     let (Some(states), Some(state)) = (pages.states(), task.state) else {
         return Ok(());
     };

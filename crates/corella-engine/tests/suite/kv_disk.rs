@@ -14,7 +14,7 @@ use corella_core::{
 };
 use corella_engine::{
     DiskEvents, Engine, EngineConfig, KvDiskConfig, KvDiskFolder, KvDiskLabel, KvDiskStats,
-    KvFileContent, LoadedAdapter, StreamEvent, Submission, inspect_kv_disk,
+    KvFileContent, KvPlaces, LoadedAdapter, StreamEvent, Submission, inspect_kv_disk,
 };
 use corella_model::{Adapter, Checkpoint};
 use corella_test::wait_until;
@@ -22,6 +22,7 @@ use corella_test::wait_until;
 use crate::fixture::*;
 
 mod crash;
+mod memory;
 
 const MAX_BYTES: u64 = 1 << 20;
 /// The length of a file's beginning, before its pages.
@@ -85,7 +86,7 @@ fn disk_config(folders: &[impl AsRef<Path>], max_bytes: u64) -> KvDiskConfig {
     let folders = folders.iter();
     let folders = folders.map(|path| KvDiskFolder::new(path.as_ref(), max_bytes));
     KvDiskConfig {
-        folders: folders.collect(),
+        places: KvPlaces::Folders(folders.collect()),
         label: KvDiskLabel::default(),
         identity: 1,
         keeps_salted: false,

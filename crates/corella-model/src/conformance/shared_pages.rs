@@ -93,6 +93,39 @@ impl Suite<'_> {
         }
     }
 
+    /// Copies whole pages out and into other pages.
+    pub fn whole_pages_have_all_layers(&self) {
+        let scripts = self.scripts();
+        let (mut source, tables) = self.prefill(&scripts[scripts.len() - 1]);
+        let kv = source.executor.kv_pages();
+        let page_bytes = kv.geometry().page_bytes();
+        let layer_bytes = kv.geometry().layer_bytes();
+        let ids = |pages: &[u32]| -> Vec<PageId> { pages.iter().copied().map(PageId).collect() };
+        for pages in &tables {
+            let layers = source.read_pages(pages, PageForm::Native);
+            let mut whole = vec![0; pages.len() * page_bytes];
+            // SAFETY: no step is in flight.
+            unsafe { kv.read_whole(&ids(pages), &mut whole) };
+            let expected = (0..pages.len()).flat_map(|page| {
+                let rows = page * layer_bytes..(page + 1) * layer_bytes;
+                layers
+                    .iter()
+                    .flat_map(move |layer| layer[rows.clone()].to_vec())
+            });
+            assert!(
+                whole.iter().copied().eq(expected),
+                "whole pages {pages:?} have other bytes than their layers"
+            );
+            let copies: Vec<u32> = pages.iter().map(|_| source.take_page()).collect();
+            // SAFETY: the driver has taken the pages, and no batch has named them yet.
+            unsafe { kv.write_whole(&ids(&copies), &whole) };
+            assert!(
+                source.read_pages(&copies, PageForm::Native) == layers,
+                "whole pages {copies:?} are written otherwise than read"
+            );
+        }
+    }
+
     /// Pages in the canonical form are converted, and continue in an executor with pages of another size. If both
     /// executors have the same element order, their outputs have the same bits. Otherwise the attention of the second
     /// executor may add up in another order, so the test compares only the contents of pages.

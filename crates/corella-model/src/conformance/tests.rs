@@ -272,6 +272,9 @@ enum PagesFault {
     LastLayer,
     /// The last byte of the last page is outside of the region.
     ShortRegion,
+    /// Whole pages are read with a wrong byte, or not written.
+    ReadWhole,
+    WriteWhole,
 }
 
 // SAFETY: all memory belongs to the mock, which is a correct implementation.
@@ -322,11 +325,26 @@ unsafe impl KvPages for BrokenPages {
             out[0] ^= 1;
         }
     }
+
+    unsafe fn read_whole(&self, pages: &[PageId], out: &mut [u8]) {
+        // SAFETY: the caller's contract.
+        unsafe { self.pages.read_whole(pages, out) };
+        if self.fault == PagesFault::ReadWhole {
+            out[0] ^= 1;
+        }
+    }
+
+    unsafe fn write_whole(&self, pages: &[PageId], bytes: &[u8]) {
+        if self.fault != PagesFault::WriteWhole {
+            // SAFETY: the caller's contract.
+            unsafe { self.pages.write_whole(pages, bytes) };
+        }
+    }
 }
 
 #[test]
 fn whatever_is_broken_is_found() {
-    let cases: [(&str, Fault); 38] = [
+    let cases: [(&str, Fault); 40] = [
         (
             "chunks of 3",
             Fault::Rounding(|batch, _| {
@@ -402,6 +420,14 @@ fn whatever_is_broken_is_found() {
         ),
         // The result depends on the bytes.
         ("slot 1 reads token", Fault::Pages(PagesFault::NativeOnly)),
+        (
+            "other bytes than their layers",
+            Fault::Pages(PagesFault::ReadWhole),
+        ),
+        (
+            "written otherwise than read",
+            Fault::Pages(PagesFault::WriteWhole),
+        ),
         ("fails its step", Fault::SwallowedFailures),
         (
             "samples that no script asked for",

@@ -5,6 +5,7 @@
 
 use std::iter;
 use std::ptr::NonNull;
+use std::slice;
 use std::time::Duration;
 
 use corella_core::{PageId, StepId};
@@ -188,6 +189,36 @@ pub unsafe trait KvPages: Send + Sync {
                 bytes = rest;
             }
             self.note_written(page);
+        }
+    }
+
+    /// Copies whole pages in the native form: all layers of a page, and then the next page.
+    ///
+    /// # Safety
+    /// As for `read`, for all layers.
+    unsafe fn read_whole(&self, pages: &[PageId], out: &mut [u8]) {
+        let geometry = self.geometry();
+        assert_eq!(out.len(), pages.len() * geometry.page_bytes());
+        for (page, out) in pages.iter().zip(out.chunks_mut(geometry.page_bytes())) {
+            for (layer, out) in (0..).zip(out.chunks_mut(geometry.layer_bytes())) {
+                // SAFETY: the caller's promise.
+                unsafe { self.read(layer, slice::from_ref(page), PageForm::Native, out) };
+            }
+        }
+    }
+
+    /// The inverse of `read_whole`.
+    ///
+    /// # Safety
+    /// As for `write`.
+    unsafe fn write_whole(&self, pages: &[PageId], bytes: &[u8]) {
+        let geometry = self.geometry();
+        assert_eq!(bytes.len(), pages.len() * geometry.page_bytes());
+        for (page, bytes) in pages.iter().zip(bytes.chunks(geometry.page_bytes())) {
+            for (layer, bytes) in (0..).zip(bytes.chunks(geometry.layer_bytes())) {
+                // SAFETY: the caller's promise.
+                unsafe { self.write(layer, slice::from_ref(page), PageForm::Native, bytes) };
+            }
         }
     }
 }

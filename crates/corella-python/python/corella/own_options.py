@@ -62,6 +62,7 @@ class OwnOptions(TypedDict, total=False):
     max_pinned_share: float | None
     kv_disk: str | PathLike[str] | Sequence[str | PathLike[str]] | None
     kv_disk_salted: bool | None
+    kv_host_memory: int | str | None
     device: Literal["auto", "cpu", "cuda", "mock", None]
     no_batch_invariance: bool | None
     gpu_memory_utilization: float | None

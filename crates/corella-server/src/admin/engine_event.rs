@@ -87,6 +87,8 @@ fn kv(snapshot: &EngineSnapshot) -> Value {
 fn disk(disk: &KvDiskStats) -> Value {
     json!({
         "on": disk.is_on(),
+        // Whether the disk is host memory beside a GPU.
+        "in_memory": disk.is_in_memory,
         "off_disks": disk.num_off,
         "pages": disk.num_pages,
         "max_pages": disk.max_pages,

@@ -14,6 +14,8 @@ use crate::adapter::adapter_name::served_name;
 pub enum Medium {
     /// The pages that steps read.
     Pool,
+    /// Host memory beside the pool of a device.
+    Host,
     Disk,
 }
 
@@ -22,6 +24,7 @@ impl Medium {
     fn name(self) -> &'static str {
         match self {
             Self::Pool => "GPU",
+            Self::Host => "CPU",
             Self::Disk => "STORAGE",
         }
     }
@@ -260,6 +263,15 @@ mod tests {
         expected.extend(b"\xaablock_size\x02\xa7lora_id\xc0\xa6medium\xa7STORAGE");
         expected.extend(b"\xa8locality\xa5LOCAL\xa9lora_name\xc0\x00");
         assert_eq!(encode(0.0, &events, Medium::Disk, 2), expected);
+    }
+
+    #[test]
+    fn blocks_in_host_memory_have_a_medium() {
+        let events = [KvEvent::Removed { page: PageHash(7) }];
+        let mut expected = vec![0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x91];
+        expected.extend(b"\x83\xa4type\xacBlockRemoved\xacblock_hashes\x91\x07");
+        expected.extend(b"\xa6medium\xa3CPU\x00");
+        assert_eq!(encode(0.0, &events, Medium::Host, 2), expected);
     }
 
     #[test]

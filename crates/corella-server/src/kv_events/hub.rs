@@ -94,8 +94,12 @@ impl Hub {
             thread.spawn(move || {
                 // It fails when the other thread drops its end.
                 let _ = has_begun.recv();
+                let medium = match disk.is_in_memory() {
+                    true => Medium::Host,
+                    false => Medium::Disk,
+                };
                 while let Some(batch) = disk.next_blocking(MAX_BATCH_EVENTS) {
-                    writer.push_events(&batch, Medium::Disk, block_size);
+                    writer.push_events(&batch, medium, block_size);
                 }
             })?;
         }

@@ -8,6 +8,8 @@ use strum::{IntoStaticStr, VariantArray};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CachedTokens {
     pub memory: u64,
+    /// Host memory beside the memory of a GPU.
+    pub host: u64,
     pub disk: u64,
     pub peer: u64,
     /// A store of another program.
@@ -23,6 +25,7 @@ impl CachedTokens {
                 .num_cached_tokens
                 .saturating_sub(fetched.total())
                 .into(),
+            host: fetched.num_from_host.into(),
             disk: fetched.num_from_disk.into(),
             peer: fetched.num_from_peers.into(),
             store: fetched.num_from_store.into(),
@@ -30,11 +33,12 @@ impl CachedTokens {
     }
 
     pub fn are_in_memory(&self) -> bool {
-        self.disk + self.peer + self.store == 0
+        self.host + self.disk + self.peer + self.store == 0
     }
 
     pub fn add(&mut self, other: Self) {
         self.memory += other.memory;
+        self.host += other.host;
         self.disk += other.disk;
         self.peer += other.peer;
         self.store += other.store;
@@ -104,6 +108,7 @@ mod tests {
         let cache_use = CacheUse {
             num_cached_tokens: 100,
             fetched_tokens: FetchedTokens {
+                num_from_host: 4,
                 num_from_disk: 32,
                 num_from_peers: 16,
                 num_from_store: 8,
@@ -111,7 +116,8 @@ mod tests {
             num_retained_tokens: 0,
         };
         let by_medium = CachedTokens {
-            memory: 44,
+            memory: 40,
+            host: 4,
             disk: 32,
             peer: 16,
             store: 8,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corella_core::{PromptLogprob, SamplingParams, SchedulerConfig, TokenId};
-use corella_engine::{Engine, EngineConfig};
+use corella_engine::{Engine, EngineConfig, KvDiskConfig};
 use corella_model::{CostModel, MockConfig, MockEnd, MockExecutor, StepGate};
 use corella_server::batch::{Batches, FilesConfig};
 use corella_server::{
@@ -54,6 +54,8 @@ pub struct Setup {
     pub kv_transfer: Option<MakeKvTransfer>,
     /// Makes the reader of adapters, if the test needs one.
     pub adapters: Option<MakeAdapters>,
+    /// A tier of the KV cache.
+    pub kv_disk: Option<KvDiskConfig>,
     /// The folder of files, if the test runs batches.
     pub files: Option<FilesConfig>,
 }
@@ -81,6 +83,7 @@ impl Setup {
             replies: Vec::new(),
             kv_transfer: None,
             adapters: None,
+            kv_disk: None,
             files: None,
         }
     }
@@ -157,8 +160,9 @@ impl Setup {
         let tokenizer = text.tokenizer.clone();
         let mock = self.mock();
         let executor = MockExecutor::new(mock.clone());
-        let engine = Engine::start(EngineConfig::new(self.scheduler), Box::new(executor))
-            .expect("it starts");
+        let mut config = EngineConfig::new(self.scheduler);
+        config.kv_disk = self.kv_disk;
+        let engine = Engine::start(config, Box::new(executor)).expect("it starts");
         let address = listener.local_addr().expect("an address");
         let backend = Backend {
             generator: Arc::new(engine.clone()),

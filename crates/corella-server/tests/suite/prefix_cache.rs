@@ -1,7 +1,9 @@
 //! Why a prompt was not cached: each cause, at each endpoint that generates text.
 
 use corella_core::{RecurrentState, SchedulerConfig};
+use corella_engine::{KvDiskConfig, KvDiskLabel, KvPlaces};
 use corella_server::ApiKey;
+use corella_test::wait_until_asked;
 use serde_json::{Value, json};
 
 use crate::client::{Reply, head, post, send};
@@ -48,6 +50,38 @@ fn assert_cause(explained: &Value, cause: &str, num_cached: usize) {
     assert_eq!(before.len(), num_cached.min(32));
 }
 
+#[tokio::test]
+async fn tokens_from_host_memory_are_counted_apart() {
+    let mut setup = Setup::new();
+    setup.scheduler.max_fetched_pages = setup.scheduler.num_pages;
+    setup.scheduler.max_served_pages = setup.scheduler.num_pages;
+    setup.kv_disk = Some(KvDiskConfig {
+        places: KvPlaces::Memory(1 << 20),
+        label: KvDiskLabel::default(),
+        identity: 1,
+        keeps_salted: true,
+        reads_always: true,
+    });
+    let server = setup.start().await;
+    // The last token is computed, and ten pages are cached.
+    let body = completion(&format!("{PROMPT}!"));
+    for _ in 0..2 {
+        explain(&server, &body).await;
+    }
+    wait_until_asked("ten pages are stored", async || {
+        let stored = "corella_kv_host_blocks_stored_total";
+        server.metric(stored, &[]).await == Some(10.0)
+    })
+    .await;
+    reset(&server).await;
+    let again = explain(&server, &body).await;
+    let by_medium = json!({"memory": 0, "host": 40, "disk": 0, "peer": 0, "store": 0});
+    assert_eq!(again["cached_tokens_by_medium"], by_medium);
+    let hits = server.metric("corella_kv_host_hits_total", &[]).await;
+    assert_eq!(hits, Some(10.0));
+    assert_eq!(server.metric("corella_kv_disk_blocks", &[]).await, None);
+}
+
 fn with_keys() -> Setup {
     let mut setup = Setup::new();
     setup.server.api_keys = ["a", "b"]
@@ -66,7 +100,7 @@ async fn a_repeated_prompt_lacks_only_its_last_token_and_a_changed_word_is_shown
 
     let again = explain(&server, &completion(PROMPT)).await;
     assert_cause(&again, "partial_page", 39);
-    let by_medium = json!({"memory": 39, "disk": 0, "peer": 0, "store": 0});
+    let by_medium = json!({"memory": 39, "host": 0, "disk": 0, "peer": 0, "store": 0});
     assert_eq!(again["cached_tokens_by_medium"], by_medium);
 
     let changed = PROMPT.replace("Monday", "Tuesday");

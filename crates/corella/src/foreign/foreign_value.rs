@@ -1,4 +1,5 @@
-//! Values with another form in other servers than in Corella's options: lists and objects in JSON.
+//! Values with another form in other servers than in Corella's options: lists and objects in JSON, and numbers with
+//! another unit.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -11,6 +12,8 @@ pub enum ValueForm {
     JsonList,
     /// Texts separated by commas, as in llama-server.
     CommaList,
+    /// A number of GiB, as in vLLM. 0 asks for nothing.
+    Gibibytes,
     /// vLLM's JSON object about speculation.
     SpeculativeConfig,
 }
@@ -31,6 +34,7 @@ impl ValueForm {
         match self {
             Self::JsonList => "each text of the JSON list is an origin",
             Self::CommaList => "commas separate origins",
+            Self::Gibibytes => "a number of GiB",
             Self::SpeculativeConfig => {
                 "of the JSON object, `method`, `model` and `num_speculative_tokens` become `--speculate`, \
                  `--draft-model` and `--draft-tokens`; methods but `ngram`, `draft_model` and `mtp` are refused"
@@ -65,6 +69,14 @@ impl ValueForm {
                 let texts = value.split(',').map(|text| text.trim().to_owned());
                 Ok(repeated(texts.filter(|text| !text.is_empty()).collect()))
             }
+            (Self::Gibibytes, _) => match value.parse::<f64>() {
+                Ok(number) if number >= 0.0 && number.is_finite() => {
+                    let num_bytes = (number * f64::from(1 << 30)) as u64;
+                    let size = (num_bytes > 0).then(|| num_bytes.to_string());
+                    Ok(repeated(size.into_iter().collect()))
+                }
+                _ => Err("the value must be a number of GiB".to_owned()),
+            },
             (Self::SpeculativeConfig, None) => match serde_json::from_str(value) {
                 Ok(config) => speculative_config(&config, false),
                 Err(_) => Err(
@@ -247,6 +259,19 @@ mod tests {
         ] {
             let refusal = speculation(value).unwrap_err();
             assert!(refusal.starts_with(reason), "{value}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn a_number_of_gibibytes_becomes_bytes() {
+        let size = |value| {
+            let options = ValueForm::Gibibytes.options("--x", None, value);
+            options.map(|own| own.words)
+        };
+        assert_eq!(size("1.5"), Ok(vec!["--x=1610612736".to_owned()]));
+        assert_eq!(size("0"), Ok(Vec::new()));
+        for value in ["", "8G", "-1", "NaN", "inf"] {
+            assert!(size(value).is_err(), "{value}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! The limits of models whose KV blocks disks or another program keep.
+//! The limits of models whose KV blocks disks, host memory or another program keep.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -7,9 +7,9 @@ use corella_core::SchedulerConfig;
 
 use crate::{Error, LlmOptions};
 
-/// Refuses `--kv-disk` and `--kv-store` if there are no cached blocks that they could keep, and `--kv-disk` if it names a
-/// folder twice. Otherwise sets how many pages may be fetched and stored at once. `is_on_host` says whether the pages are
-/// in the memory of the CPU.
+/// Refuses `--kv-disk`, `--kv-host-memory` and `--kv-store` if there are no cached blocks that they could keep, and
+/// `--kv-disk` if it names a folder twice. Otherwise sets how many pages may be fetched and stored at once. `is_on_host`
+/// says whether the pages are in the memory of the CPU.
 pub(crate) fn set_limits(
     scheduler: &mut SchedulerConfig,
     options: &LlmOptions,
@@ -17,7 +17,7 @@ pub(crate) fn set_limits(
     is_encoder: bool,
 ) -> Result<(), Error> {
     let is_one_of_several = options.shared_memory_bytes.is_some();
-    let is_without = options.kv_disk.is_none() && !options.has_kv_store;
+    let is_without = given_options(options).next().is_none();
     if is_without || is_encoder && is_one_of_several {
         return Ok(());
     }
@@ -29,26 +29,47 @@ pub(crate) fn set_limits(
     Ok(())
 }
 
-/// Refuses `--kv-disk` and `--kv-store` as `set_limits` does.
+/// The options of which one keeps KV blocks.
+fn given_options(options: &LlmOptions) -> impl Iterator<Item = &'static str> {
+    let given = [
+        (options.kv_host_bytes.is_some(), "--kv-host-memory"),
+        (options.kv_disk.is_some(), "--kv-disk"),
+        (options.has_kv_store, "--kv-store"),
+    ];
+    given
+        .into_iter()
+        .filter_map(|(is_given, name)| is_given.then_some(name))
+}
+
+/// Refuses the options as `set_limits` does.
 pub(crate) fn check(
     scheduler: &SchedulerConfig,
     options: &LlmOptions,
     is_on_host: bool,
     is_encoder: bool,
 ) -> Result<(), Error> {
-    let option = match (&options.kv_disk, options.has_kv_store) {
-        (Some(_), _) => "--kv-disk",
-        (None, true) => "--kv-store",
-        (None, false) => return Ok(()),
+    let mut given = given_options(options);
+    let Some(option) = given.next() else {
+        return Ok(());
     };
+    if let Some(other) = given.next() {
+        return Err(Error::Config(format!(
+            "{option} and {other} do not work together yet: choose one of them"
+        )));
+    }
+    let is_for_gpu = options.kv_host_bytes.is_some();
     let refused = [
         (
             !scheduler.enable_prefix_caching,
             "it keeps pages of the prefix cache: leave out --no-enable-prefix-caching",
         ),
         (
-            !is_on_host,
-            "pages on a GPU are not kept yet: use --device cpu, or leave it out",
+            is_on_host && is_for_gpu,
+            "the KV cache of a CPU is host memory already: enlarge it with --kv-cache-memory, or use a GPU",
+        ),
+        (
+            !is_on_host && !is_for_gpu,
+            "pages on a GPU are not kept there yet: use --kv-host-memory, or --device cpu",
         ),
         (
             is_encoder,
@@ -144,6 +165,44 @@ mod tests {
         }
     }
 
+    /// Returns an empty text if the options are taken.
+    fn refusal(
+        limits: &SchedulerConfig,
+        options: &LlmOptions,
+        is_on_host: bool,
+        is_encoder: bool,
+    ) -> String {
+        let mut limits = limits.clone();
+        let refusal = set_limits(&mut limits, options, is_on_host, is_encoder);
+        refusal.map_or_else(|error| error.to_string(), |()| String::new())
+    }
+
+    #[test]
+    fn host_memory_is_for_pages_on_a_gpu() {
+        let mut options = LlmOptions {
+            kv_host_bytes: Some(1 << 30),
+            ..LlmOptions::default()
+        };
+        let plain = SchedulerConfig::new(64, 16, 100);
+        assert_eq!(refusal(&plain, &options, false, false), "");
+        assert_eq!(
+            refusal(&plain, &options, true, false),
+            "--kv-host-memory: the KV cache of a CPU is host memory already: enlarge it with --kv-cache-memory, or use \
+             a GPU"
+        );
+        assert!(refusal(&plain, &options, false, true).contains("encoder"));
+        let mut limits = plain.clone();
+        set_limits(&mut limits, &options, false, false).unwrap();
+        assert_eq!(limits.max_fetched_pages, 48);
+        options.has_kv_store = true;
+        let both = refusal(&plain, &options, false, false);
+        assert!(both.starts_with("--kv-host-memory and --kv-store do not work together"));
+        options.has_kv_store = false;
+        options.kv_disk = Some(disks(&["/nowhere"]));
+        let both = refusal(&plain, &options, false, false);
+        assert!(both.starts_with("--kv-host-memory and --kv-disk do not work together"));
+    }
+
     #[test]
     fn only_plain_blocks_on_the_host_are_kept() {
         let options = LlmOptions {
@@ -152,14 +211,11 @@ mod tests {
         };
         let plain = SchedulerConfig::new(64, 16, 100);
         let refusal = |limits: &SchedulerConfig, is_on_host, is_encoder| {
-            let mut limits = limits.clone();
-            let refusal = set_limits(&mut limits, &options, is_on_host, is_encoder);
-            refusal
-                .err()
-                .map_or_else(String::new, |error| error.to_string())
+            refusal(limits, &options, is_on_host, is_encoder)
         };
         assert_eq!(refusal(&plain, true, false), "");
-        assert!(refusal(&plain, false, false).contains("--device cpu"));
+        let on_gpu = refusal(&plain, false, false);
+        assert!(on_gpu.contains("--device cpu") && on_gpu.contains("--kv-host-memory"));
         assert!(refusal(&plain, true, true).contains("encoder"));
         let mut uncached = plain.clone();
         uncached.enable_prefix_caching = false;

@@ -151,6 +151,19 @@ impl KvPlan {
             KvSpill::Bytes(0) => return Ok(0),
             KvSpill::Bytes(bytes) => bytes,
         };
+        self.check_host_memory("--kv-spill-memory", bytes, page_bytes, demand)?;
+        Ok(u32::try_from(bytes / page_bytes).unwrap_or(u32::MAX))
+    }
+
+    /// Refuses an option that asks for `bytes` of the host's memory for pages of `page_bytes`, if there are not as many
+    /// or if they hold no page.
+    pub fn check_host_memory(
+        &self,
+        option: &str,
+        bytes: u64,
+        page_bytes: u64,
+        demand: &KvDemand,
+    ) -> Result<(), Error> {
         let cache_bytes = u64::from(self.num_pages) * demand.page_bytes;
         let left_bytes = match demand.host_bytes {
             Some(bytes) => bytes,
@@ -158,20 +171,19 @@ impl KvPlan {
         };
         if bytes > left_bytes {
             return Err(Error::Config(format!(
-                "--kv-spill-memory asks for {}, and there are {} of this machine's memory for it",
+                "{option} asks for {}, and there are {} of this machine's memory for it",
                 display_bytes(bytes),
                 display_bytes(left_bytes)
             )));
         }
         if bytes < page_bytes {
             return Err(Error::Config(format!(
-                "--kv-spill-memory {} does not hold one KV page, which takes {}; use 0 to keep \
-                 nothing",
+                "{option} {} does not hold one KV page, which takes {}; leave it out to keep nothing",
                 display_bytes(bytes),
                 display_bytes(page_bytes)
             )));
         }
-        Ok(u32::try_from(bytes / page_bytes).unwrap_or(u32::MAX))
+        Ok(())
     }
 }
 

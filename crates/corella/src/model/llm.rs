@@ -180,12 +180,14 @@ impl Llm {
         let mut engine_config = EngineConfig::new(loaded.scheduler);
         engine_config.step_deadline = options.step_deadline;
         // Among several models, an encoder has nothing to keep. An encoder alone is refused.
-        let kv_disk = { options.kv_disk.as_ref() }.filter(|_| config.spec.encoder.is_none());
-        engine_config.kv_disk = kv_disk.map(|disk| KvDiskConfig {
-            folders: disk.folders.clone(),
+        let places = options
+            .kv_places()
+            .filter(|_| config.spec.encoder.is_none());
+        engine_config.kv_disk = places.map(|(places, keeps_salted)| KvDiskConfig {
+            places,
             identity: identity.digest(loaded.hardware.arithmetic()),
             label: loaded.hardware.kv_disk_label(&name),
-            keeps_salted: disk.keeps_salted,
+            keeps_salted,
             reads_always: false,
         });
         let tokenizer = tokenizer.get()?.clone();

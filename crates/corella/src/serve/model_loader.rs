@@ -6,8 +6,8 @@ use std::time::Duration;
 use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use corella_hub::{CachedModel, Fetched, Hub, ModelName, short_names};
 use corella_server::{
-    Backend, ModelId, ModelLoader, ModelMemory, ModelSetting, OutputMetrics, ServeConfig, ServerParts,
-    ServerState, TextModel,
+    Backend, ModelId, ModelLoader, ModelMemory, ModelSetting, OutputMetrics, ServeConfig,
+    ServerParts, ServerState, TextModel,
 };
 
 use crate::arguments::args::LogFormatArg;

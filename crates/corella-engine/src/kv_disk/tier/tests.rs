@@ -22,7 +22,7 @@ const NUM_BLOCKS: usize = 2;
 
 fn config(folder: &Path) -> KvDiskConfig {
     KvDiskConfig {
-        folders: vec![KvDiskFolder::new(folder, 1 << 20)],
+        places: KvPlaces::Folders(vec![KvDiskFolder::new(folder, 1 << 20)]),
         label: KvDiskLabel::default(),
         identity: 1,
         keeps_salted: false,

@@ -30,7 +30,11 @@ impl Collector for EngineMetrics {
         encode_all(SchedulerStats::METRICS, &stats.scheduler, &mut encoder)?;
         encode_all(EngineStats::METRICS, &stats, &mut encoder)?;
         if let Some(disk) = &stats.kv_disk {
-            encode_all(KvDiskStats::METRICS, disk, &mut encoder)?;
+            let metrics = match disk.is_in_memory {
+                true => KvDiskStats::HOST_METRICS,
+                false => KvDiskStats::METRICS,
+            };
+            encode_all(metrics, disk, &mut encoder)?;
         }
         encode_both(
             &mut encoder,

@@ -81,6 +81,7 @@ impl CacheArgs {
         options.scheduler.enable_prefix_caching = !self.no_enable_prefix_caching;
         options.max_pinned_share = self.max_pinned_share;
         options.kv_disk = self.disk.options();
+        options.kv_host_bytes = self.disk.kv_host_memory;
         for prefix in &self.pin_prefix {
             let text = match prefix.strip_prefix('@') {
                 None => prefix.clone(),

@@ -1,4 +1,4 @@
-//! The options of the disks that keep KV blocks.
+//! The options of the disks, or of the host memory, that keep KV blocks.
 
 use clap::Args;
 use corella_engine::KvDiskFolder;
@@ -16,6 +16,10 @@ pub struct KvDiskArgs {
     /// Also keep prompts with a `cache_salt` in the files of --kv-disk. The salt itself is not written
     #[arg(long, requires = "kv_disk")]
     pub kv_disk_salted: bool,
+    /// Keep KV pages of prompts that come again in this much memory of the host, beside the KV cache in the memory of a
+    /// GPU. Only on a GPU: on a CPU, enlarge --kv-cache-memory
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "kv_disk")]
+    pub kv_host_memory: Option<u64>,
 }
 
 impl KvDiskArgs {

@@ -12,7 +12,7 @@ pub struct KvStoreArgs {
     #[arg(
         long,
         value_name = "lmcache:PORT[,HTTP_PORT]",
-        conflicts_with = "kv_disk"
+        conflicts_with_all = ["kv_disk", "kv_host_memory"]
     )]
     pub kv_store: Option<KvStoreAddress>,
 }

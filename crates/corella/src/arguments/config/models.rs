@@ -299,6 +299,10 @@ fn check_options(args: &ServeArgs) -> Result<(), Error> {
 fn check_common_options(args: &ServeArgs) -> Result<(), Error> {
     let engine = &args.engine;
     refuse_options(&[
+        (
+            engine.cache.disk.kv_host_memory.is_some(),
+            "--kv-host-memory",
+        ),
         (args.kv_store.kv_store.is_some(), "--kv-store"),
         (
             engine.speculation.speculate == SpeculateArg::Draft,
