@@ -931,7 +931,10 @@ async fn a_model_that_was_put_in_expires_without_a_request() {
     let mut options = Options::of(&["a"], 1);
     options.keep_alive = KeepAlive::For(Duration::from_millis(1));
     let server = options.start().await;
-    let state = server.loader.load(ModelId(0), MEMORY).expect("no fault");
+    let state = server
+        .loader
+        .load(ModelId(0), "a", MEMORY)
+        .expect("no fault");
     server.models.put_loaded(ModelId(0), MEMORY, state);
     server.reaches(&["unloaded"]).await;
 }
