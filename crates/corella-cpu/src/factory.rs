@@ -80,14 +80,18 @@ impl ExecutorFactory for CpuFactory {
     }
 
     fn build(&self, plan: ExecutorPlan<'_>) -> Result<BuiltExecutor, DeviceError> {
+        let (profile, turns) = match plan.is_draft {
+            true => (None, None),
+            false => (self.profile.clone(), self.turns.clone()),
+        };
         let config = CpuConfig {
             pin_threads: self.pin_threads,
             weight_format: plan.weight_format,
             kv_format: plan.kv_format,
             kv_groups: Some(plan.kv_groups),
             isa: self.isa,
-            profile: { self.profile.clone() }.filter(|_| !plan.is_draft),
-            turns: { self.turns.clone() }.filter(|_| !plan.is_draft),
+            profile,
+            turns,
             max_adapter_rank: plan.max_adapter_rank,
             ..CpuConfig::for_scheduler(plan.limits, self.num_threads)
         };

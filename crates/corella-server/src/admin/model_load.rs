@@ -51,5 +51,6 @@ async fn named_model(
     let body = models.parts().bodies.read(body).await?;
     let fields: ModelFields = body.parse()?;
     let name = required("model", fields.model)?;
+    models.find_or_add(context, &name).await;
     models.check_key(context, Some(&name))
 }

@@ -165,7 +165,8 @@ impl ModelSet {
         self.update(|core, now_us| {
             for model in (0..core.slots.len()).map(ModelId) {
                 if core.table.setting(model).is_pinned {
-                    core.table.handle_load_asked(model, now_us);
+                    // A model whose load has failed is tried again by its next request.
+                    drop(core.table.handle_load_asked(model, now_us));
                 }
             }
         });

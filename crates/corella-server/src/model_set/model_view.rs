@@ -31,7 +31,8 @@ impl ModelView {
             setting: setting.clone(),
             status: ModelStatus::Unloaded,
             state: None,
-            config: None,
+            card: None,
+            loading_for: None,
             expires_at: None,
         }
     }

@@ -21,6 +21,7 @@ fn executor() -> Box<CpuExecutor> {
     let checkpoint = Checkpoint::open(golden("llama-gqa-tied")).expect("the model is there");
     let config = CpuConfig {
         num_threads: 1,
+        turns: None,
         weight_format: None,
         kv_format: KvFormat::Float(DType::F32),
         kv_groups: None,

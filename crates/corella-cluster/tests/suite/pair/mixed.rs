@@ -40,6 +40,7 @@ impl Kind {
         let checkpoint = Checkpoint::open(&model).expect("the model is there");
         let config = CpuConfig {
             num_threads: 1,
+            turns: None,
             weight_format: self.weight_format,
             kv_format: self.kv_format,
             kv_groups: None,

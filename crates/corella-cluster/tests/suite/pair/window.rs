@@ -33,6 +33,7 @@ fn executor(kind: Kind) -> Box<CpuExecutor> {
     };
     let config = CpuConfig {
         num_threads: kind.num_stages,
+        turns: None,
         weight_format: None,
         kv_format: KvFormat::Float(DType::Bf16),
         kv_groups: Some(kv_groups),
