@@ -21,7 +21,8 @@ use corella_engine::{Generate, Tracer};
 use corella_server::batch::{Batches, FilesConfig};
 use corella_server::{
     AdapterLoader, Backend, DrainReport, KvEvents, KvEventsConfig, ModelId, ModelMemory, ModelSet,
-    OutputMetrics, ServerConfig, ServerParts, ServerState, ServerTls, TextModel, shutdown_signal,
+    OutputMetrics, ServerConfig, ServerParts, ServerState, ServerTls, Shutdown, TextModel,
+    shutdown_signal,
 };
 use prometheus_client::collector::Collector;
 use tokio::runtime::Runtime;
@@ -193,13 +194,25 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
             (set, None)
         }
     };
+    serve_models(models, socket, shutdown, cluster.as_ref(), exporter).await
+}
+
+/// Serves until the server has drained, and then ends the engines and the export of spans.
+async fn serve_models(
+    models: ModelSet,
+    mut socket: ServerSocket,
+    shutdown: Shutdown,
+    cluster: Option<&Cluster>,
+    exporter: Option<OtlpExporter>,
+) -> Result<(), Error> {
     let served = corella_server::serve(socket.take_listener(), models.clone(), shutdown);
-    let report = until_drained(served, &parts, cluster.as_ref()).await;
+    let report = until_drained(served, models.parts(), cluster).await;
     if let Some(exporter) = exporter {
         // The exporter waits for the collector, on a thread of its own.
         let _ = tokio::task::spawn_blocking(move || exporter.finish()).await;
     }
-    let report = report.map_err(io_error(format!("serving on {}", socket.shown())))?;
+    let report =
+        report.map_err(|error| Error::Io(format!("serving on {}", socket.shown()), error))?;
     if report.num_cut_off > 0 {
         tracing::warn!(num_requests = report.num_cut_off, "cut off while running");
     }

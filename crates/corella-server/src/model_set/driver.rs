@@ -181,7 +181,7 @@ impl ModelSet {
         }
     }
 
-    pub(crate) fn parts(&self) -> &Arc<ServerParts> {
+    pub fn parts(&self) -> &Arc<ServerParts> {
         &self.0.parts
     }
 

@@ -103,7 +103,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     let has_other_nodes = may_decode_for_others || args.cluster.role != Role::Unified;
     if args.server.exit_when_idle.is_some() && has_other_nodes {
         return Err(Error::Config(
-            "--exit-when-idle is for a server without other nodes so far: leave it out, or --role, --registry and \
+            "--exit-when-idle does not work beside other nodes yet: leave it out, or leave out --role, --registry and \
              --cluster-listen"
                 .to_owned(),
         ));

@@ -17,7 +17,7 @@ use crate::serve::model_loader::SourceLoader;
 use crate::serve::reload::Reload;
 use crate::serve::server_socket::ServerSocket;
 use crate::serve::{
-    SIGNALS, collectors_of, load_tls, make_room_for, open_batches, ready_line, until_drained,
+    SIGNALS, collectors_of, load_tls, make_room_for, open_batches, ready_line, serve_models,
 };
 use crate::{Error, ModelSource};
 
@@ -28,7 +28,7 @@ pub async fn serve(config: Serve, mut models: Models) -> Result<(), Error> {
             open(&model.source)?;
         }
     }
-    let mut socket = ServerSocket::open(config.address).await?;
+    let socket = ServerSocket::open(config.address).await?;
     let api_keys = config.keys.read()?;
     let tls = config.tls.as_ref().map(load_tls).transpose()?;
     let exporter = config.otlp.map(OtlpExporter::start).transpose()?;
@@ -67,18 +67,7 @@ pub async fn serve(config: Serve, mut models: Models) -> Result<(), Error> {
     say(&ready_line);
     supervisor::notify("READY=1");
     models.load_pinned();
-    let served = corella_server::serve(socket.take_listener(), models.clone(), shutdown);
-    let report = until_drained(served, &parts, None).await;
-    if let Some(exporter) = exporter {
-        // The exporter waits for the collector, on a thread of its own.
-        let _ = tokio::task::spawn_blocking(move || exporter.finish()).await;
-    }
-    let report = report.map_err(io_error(format!("serving on {}", socket.shown())))?;
-    if report.num_cut_off > 0 {
-        tracing::warn!(num_requests = report.num_cut_off, "cut off while running");
-    }
-    models.close();
-    Ok(())
+    serve_models(models, socket, shutdown, None, exporter).await
 }
 
 /// The models of a server, of which none is loaded.
