@@ -63,7 +63,7 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
         open(&config.source)?;
     }
     // The port is bound before the model is loaded, so that a port in use is noticed at once.
-    let mut socket = ServerSocket::open(config.address).await?;
+    let socket = ServerSocket::open(config.address).await?;
     let mut cluster_config = config.cluster.clone();
     let binds = cluster_config.listens;
     let cluster_listener = binds.then(|| NodePort::bind(&cluster_config)).transpose()?;

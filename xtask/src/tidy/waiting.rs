@@ -49,6 +49,11 @@ const EXCEPTIONS: &[Exception] = &[
         reason: "A soak goes on for as long as it is told.",
     },
     Exception {
+        file: "tests/client/model_soak.py",
+        what: "time.monotonic() < ends_at",
+        reason: "A soak goes on for as long as it is told.",
+    },
+    Exception {
         file: "tests/client/soak.py",
         what: "time.sleep(0.05)",
         reason: "A client of a soak asks a killed node again at a pace that leaves it room to start.",

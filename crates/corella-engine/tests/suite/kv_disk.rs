@@ -357,7 +357,7 @@ fn a_cache_that_is_about_to_end_is_stored_whole() {
     assert_eq!(stats(&first).num_stored, 0);
     assert!(first.store_prefix_cache(limit));
     let num_stored = stats(&first).num_stored;
-    // Of the 30 computed tokens of each prompt and its answer, 28 fill blocks.
+    // Each prompt has 30 computed tokens with its answer, and 28 of them fill blocks.
     assert_eq!(num_stored, 3 * 7);
     assert!(first.store_prefix_cache(limit));
     assert_eq!(stats(&first).num_stored, num_stored);

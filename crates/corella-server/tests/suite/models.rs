@@ -1,5 +1,8 @@
 //! Servers whose models are loaded by use.
 
+mod key;
+mod sleep;
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -281,101 +284,6 @@ async fn a_model_stays_while_its_requests_run() {
 }
 
 #[tokio::test]
-async fn a_server_sleeps_and_a_request_wakes_it() {
-    let server = Options::of(&["a"], 1).start().await;
-    let asleep = async || get(server.address, "/is_sleeping").await.json();
-    server.asks_and_is_right(0).await;
-    assert_eq!(asleep().await, json!({"is_sleeping": false}));
-    let tokens = server.counter("corella_generation_tokens_total", "a").await;
-    assert_eq!(tokens, Some(5.0));
-    let slept = post(server.address, "/sleep?level=1", &json!({})).await;
-    assert_eq!((slept.status, slept.text()), (200, ""));
-    assert_eq!(asleep().await, json!({"is_sleeping": true}));
-    assert_eq!(
-        get(server.address, "/api/ps").await.json(),
-        json!({"models": []})
-    );
-    assert_eq!(get(server.address, "/health").await.status, 200);
-    assert_eq!(get(server.address, "/ready").await.status, 200);
-    assert_eq!(
-        get(server.address, "/props").await.error()["code"],
-        "model_asleep"
-    );
-    // The counts of a model that sleeps stay.
-    let steps = server.counter("corella_steps_total", "a").await;
-    assert_eq!(
-        server.counter("corella_generation_tokens_total", "a").await,
-        tokens
-    );
-    server.asks_and_is_right(0).await;
-    assert_eq!(asleep().await, json!({"is_sleeping": false}));
-    assert_eq!(
-        server.counter("corella_generation_tokens_total", "a").await,
-        Some(10.0)
-    );
-    let later = server.counter("corella_steps_total", "a").await;
-    assert!(later > steps, "{steps:?} {later:?}");
-    assert_eq!(server.loads(), [0, 0]);
-}
-
-#[tokio::test]
-async fn a_sleeping_server_is_woken() {
-    let server = Options::of(&["a", "b"], 2).start().await;
-    server.asks_and_is_right(1).await;
-    assert_eq!(
-        post(server.address, "/sleep?level=2", &json!({}))
-            .await
-            .status,
-        200
-    );
-    assert_eq!(server.states().await, ["unloaded", "unloaded"]);
-    assert_eq!(
-        post(server.address, "/wake_up", &json!({})).await.status,
-        200
-    );
-    assert_eq!(server.states().await, ["unloaded", "loaded"]);
-    let refused = post(server.address, "/sleep?level=3", &json!({})).await;
-    assert_eq!(
-        (refused.status, &refused.error()["param"]),
-        (400, &json!("level"))
-    );
-    let refused = post(server.address, "/wake_up?tags=weights", &json!({})).await;
-    assert_eq!(
-        (refused.status, &refused.error()["param"]),
-        (400, &json!("tags"))
-    );
-}
-
-/// llama-swap's helper for vLLM sends the level in a body, and wakes by an empty one.
-#[tokio::test]
-async fn the_second_level_of_sleep_drops_the_page_cache() {
-    let server = Options::of(&["a", "b"], 2).start().await;
-    server.asks_and_is_right(0).await;
-    let dropped = || server.loader.dropped.lock().expect("no panic").clone();
-    for (path, body) in [
-        ("/sleep", json!({"level": 1})),
-        ("/sleep?level=1", json!({"level": 2})),
-    ] {
-        let slept = post(server.address, path, &body).await;
-        assert_eq!((slept.status, slept.text()), (200, ""));
-        assert_eq!(dropped(), [] as [usize; 0], "{path}");
-        let woken = post_bytes(server.address, "/wake_up", b"").await;
-        assert_eq!(woken.status, 200, "{}", woken.text());
-    }
-    let slept = post(server.address, "/sleep", &json!({"level": 2})).await;
-    assert_eq!(slept.status, 200, "{}", slept.text());
-    // The other model may have been loaded before.
-    assert_eq!(dropped(), [0, 1]);
-    for (path, body) in [
-        ("/sleep?level=3", json!({})),
-        ("/sleep", json!({"level": 0})),
-    ] {
-        let refused = post(server.address, path, &body).await;
-        assert_eq!(refused.error()["param"], "level", "{path}");
-    }
-}
-
-#[tokio::test]
 async fn models_are_loaded_and_unloaded_by_name() {
     let server = Options::of(&["a", "b"], 1).start().await;
     let ask = async |path: &str, model: &str| {
@@ -430,27 +338,6 @@ async fn models_are_loaded_and_unloaded_by_name() {
     let list = get(server.address, "/v1/models").await.json();
     let failed = json!({"value": "failed", "failed": true, "error": "its file has gone"});
     assert_eq!(list["data"][0]["status"], failed);
-}
-
-#[tokio::test]
-async fn only_keys_that_may_change_the_server_load_models() {
-    let mut options = Options::of(&["a"], 1);
-    let mut user = ApiKey::unlimited("user", "user");
-    user.is_admin = false;
-    let mut other = ApiKey::unlimited("other", "other");
-    other.models = Some(vec!["b".to_owned()]);
-    options.server.api_keys = vec![user, other, ApiKey::unlimited("admin", "admin")];
-    let server = options.start().await;
-    let body = json!({"model": "a"}).to_string();
-    for path in ["/models/load", "/models/unload"] {
-        for (key, status) in [("user", 403), ("other", 404), ("admin", 200)] {
-            let key = format!("Bearer {key}");
-            let headers = [("authorization", &*key)];
-            let head = head("POST", path, &headers, Some(body.len()));
-            let reply = send(server.address, &head, body.as_bytes()).await;
-            assert_eq!(reply.status, status, "{path} {key}: {}", reply.text());
-        }
-    }
 }
 
 #[tokio::test]
@@ -745,24 +632,6 @@ async fn a_request_may_name_a_model_that_only_the_loader_knows() {
 }
 
 #[tokio::test]
-async fn a_key_adds_no_other_model() {
-    let server = with_key(&["a"]).await;
-    server.loader.further.lock().expect("no panic").push("c");
-    let ask = async |method: &str, path: &str, body: &str| {
-        let headers = [("authorization", "Bearer secret")];
-        let length = (!body.is_empty()).then_some(body.len());
-        let head = head(method, path, &headers, length);
-        send(server.address, &head, body.as_bytes()).await
-    };
-    let body = ModelServer::body("c").to_string();
-    let refused = ask("POST", "/v1/completions", &body).await;
-    assert_eq!(refused.error()["code"], "model_not_found");
-    let list = ask("GET", "/v1/models", "").await.json();
-    assert_eq!(list["data"].as_array().map(Vec::len), Some(1));
-    assert_eq!(server.loads(), [] as [usize; 0]);
-}
-
-#[tokio::test]
 async fn a_pinned_model_is_loaded_without_a_request_and_stays() {
     let mut options = Options::of(&["a", "b", "c"], 2);
     options.pinned = Some("b");
@@ -775,121 +644,6 @@ async fn a_pinned_model_is_loaded_without_a_request_and_stays() {
     }
     server.reaches(&["unloaded", "loaded", "unloaded"]).await;
     assert_eq!(server.loads(), [1, 0, 2, 0]);
-}
-
-#[tokio::test]
-async fn a_key_loads_only_its_models() {
-    let mut options = Options::of(&["a", "b"], 2);
-    let mut key = ApiKey::unlimited("one", "secret");
-    key.models = Some(vec!["a".to_owned()]);
-    options.server.api_keys = vec![key];
-    let server = options.start().await;
-    let ask = async |model: &str| {
-        let body = ModelServer::body(model).to_string();
-        let headers = [("authorization", "Bearer secret")];
-        let head = head("POST", "/v1/completions", &headers, Some(body.len()));
-        send(server.address, &head, body.as_bytes()).await.status
-    };
-    assert_eq!(ask("b").await, 404);
-    assert_eq!(server.loads(), [] as [usize; 0]);
-    assert_eq!(ask("a").await, 200);
-    let list = head(
-        "GET",
-        "/v1/models",
-        &[("authorization", "Bearer secret")],
-        None,
-    );
-    let list = send(server.address, &list, b"").await.json();
-    assert_eq!(list["data"].as_array().map(Vec::len), Some(1));
-}
-
-/// Questions without a name, and errors, show a key its own models only.
-#[tokio::test]
-async fn a_key_sees_only_its_models() {
-    let server = with_key(&["b", "unknown"]).await;
-    let ask = async |method: &str, path: &str, body: &Value| {
-        let body = match method {
-            "GET" => String::new(),
-            _ => body.to_string(),
-        };
-        let length = (method != "GET").then_some(body.len());
-        let headers = [("authorization", "Bearer secret")];
-        let head = head(method, path, &headers, length);
-        send(server.address, &head, body.as_bytes()).await
-    };
-    let get = async |path: &str| ask("GET", path, &Value::Null).await;
-    let asleep = get("/props").await;
-    assert_eq!(asleep.error()["code"], "model_asleep");
-    assert!(asleep.text().contains("`b`"), "{}", asleep.text());
-    let body = json!({"prompt": "x", "max_tokens": 1});
-    let reply = ask("POST", "/v1/completions", &body).await;
-    assert_eq!(reply.json()["model"], "b", "{}", reply.text());
-    assert_eq!(server.loads(), [1]);
-    assert_eq!(get("/props").await.json()["model_alias"], "b");
-    for path in ["/props?model=a", "/slots?model=a", "/engine/events?model=a"] {
-        assert_eq!(get(path).await.status, 404, "{path}");
-    }
-    let unknown = ask("POST", "/v1/completions", &ModelServer::body("unknown")).await;
-    assert_eq!(unknown.error()["code"], "model_not_found");
-    assert!(!unknown.text().contains("`a`"), "{}", unknown.text());
-    assert!(unknown.text().contains("`b`"), "{}", unknown.text());
-    // Ollama's form of errors has the text only.
-    let pull = ask("POST", "/api/pull", &json!({"model": "unknown"})).await;
-    assert_eq!(pull.status, 404);
-    assert!(!pull.text().contains("`a`"), "{}", pull.text());
-}
-
-#[tokio::test]
-async fn a_key_without_a_model_of_the_server_is_told_so() {
-    let server = with_key(&["unknown"]).await;
-    for body in [ModelServer::body("unknown"), json!({"prompt": "x"})] {
-        let body = body.to_string();
-        let headers = [("authorization", "Bearer secret")];
-        let head = head("POST", "/v1/completions", &headers, Some(body.len()));
-        let refused = send(server.address, &head, body.as_bytes()).await;
-        assert_eq!(refused.error()["code"], "model_not_found");
-        for name in ["`a`", "`b`"] {
-            assert!(!refused.text().contains(name), "{}", refused.text());
-        }
-    }
-    assert_eq!(server.loads(), [] as [usize; 0]);
-}
-
-/// The name means the first model that has it, and permits no other.
-#[tokio::test]
-async fn a_short_name_of_several_models_permits_the_first() {
-    let server = with_key(&["shared"]).await;
-    let ask = async |model: &str| {
-        let body = ModelServer::body(model).to_string();
-        let headers = [("authorization", "Bearer secret")];
-        let head = head("POST", "/v1/completions", &headers, Some(body.len()));
-        send(server.address, &head, body.as_bytes()).await.status
-    };
-    assert_eq!(ask("b").await, 404);
-    assert_eq!(ask("a").await, 200);
-    assert_eq!(ask("shared").await, 200);
-    assert_eq!(server.loads(), [0]);
-    let server = Options::of(&["a", "b"], 2).start().await;
-    let tags = get(server.address, "/api/tags").await.json();
-    let tags = tags["models"].as_array().expect("a list");
-    let names: Vec<_> = tags.iter().map(|model| &model["name"]).collect();
-    let expected = [
-        "a:latest",
-        "a:short",
-        "shared:latest",
-        "b:latest",
-        "b:short",
-    ];
-    assert_eq!(names, expected);
-}
-
-/// Models `a` and `b`, and a key that may use these names.
-async fn with_key(models: &[&str]) -> ModelServer {
-    let mut options = Options::of(&["a", "b"], 2);
-    let mut key = ApiKey::unlimited("one", "secret");
-    key.models = Some(models.iter().map(|&name| name.to_owned()).collect());
-    options.server.api_keys = vec![key];
-    options.start().await
 }
 
 #[tokio::test]
@@ -907,23 +661,6 @@ async fn a_drain_ends_the_wait_for_a_model() {
     assert_eq!(refused.error()["code"], "draining");
     gate.open();
     assert_eq!(read_reply(&mut first).await.status, 200);
-}
-
-/// In whichever order the server takes the three requests, none of them is lost.
-#[tokio::test]
-async fn a_request_that_meets_a_model_on_its_way_to_sleep_is_answered() {
-    let server = Options::of(&["a"], 1).start().await;
-    let gate = &server.loader.mocks[0].gate;
-    gate.close();
-    let body = ModelServer::body("a");
-    let mut first = open_post(server.address, "/v1/completions", &body).await;
-    server.reaches(&["loaded"]).await;
-    let mut sleep = open_post(server.address, "/sleep", &json!({})).await;
-    let mut second = open_post(server.address, "/v1/completions", &body).await;
-    gate.open();
-    for request in [&mut first, &mut sleep, &mut second] {
-        assert_eq!(read_reply(request).await.status, 200);
-    }
 }
 
 #[tokio::test]
@@ -946,62 +683,6 @@ impl Drop for OpenAtEnd {
     fn drop(&mut self) {
         self.0.open();
     }
-}
-
-#[tokio::test]
-async fn a_sleep_that_is_cancelled_ends() {
-    let server = Options::of(&["a"], 1).start().await;
-    let gate = server.loader.mocks[0].gate.clone();
-    let _end = OpenAtEnd(gate.clone());
-    gate.close();
-    let mut running = open_post(server.address, "/v1/completions", &ModelServer::body("a")).await;
-    server.reaches(&["loaded"]).await;
-    let address = server.address;
-    let sleep = tokio::spawn(async move { post(address, "/sleep", &json!({})).await });
-    // The server may take the sleep at any time.
-    wait_until_asked("the sleep has ended", async || {
-        let woken = post(server.address, "/wake_up", &json!({})).await;
-        assert_eq!(woken.status, 200, "{}", woken.text());
-        sleep.is_finished()
-    })
-    .await;
-    assert_eq!(sleep.await.expect("no panic").status, 200);
-    gate.open();
-    assert_eq!(read_reply(&mut running).await.status, 200);
-    assert_eq!(server.states().await, ["loaded"]);
-}
-
-#[tokio::test]
-async fn a_drain_ends_the_wait_for_a_sleep() {
-    let server = Options::of(&["a"], 1).start().await;
-    let gate = server.loader.mocks[0].gate.clone();
-    let _end = OpenAtEnd(gate.clone());
-    gate.close();
-    let mut running = open_post(server.address, "/v1/completions", &ModelServer::body("a")).await;
-    server.reaches(&["loaded"]).await;
-    server.runs("a").await;
-    let mut sleep = open_post(server.address, "/sleep", &json!({})).await;
-    server.shutdown.try_send(()).expect("it runs");
-    assert_eq!(read_reply(&mut sleep).await.error()["code"], "draining");
-    gate.open();
-    assert_eq!(read_reply(&mut running).await.status, 200);
-}
-
-#[tokio::test]
-async fn a_server_that_wakes_does_not_wait_for_other_models() {
-    let server = Options::of(&["a", "b"], 1).start().await;
-    let gate = server.loader.mocks[0].gate.clone();
-    let _end = OpenAtEnd(gate.clone());
-    gate.close();
-    let mut first = open_post(server.address, "/v1/completions", &ModelServer::body("a")).await;
-    server.reaches(&["loaded", "unloaded"]).await;
-    let mut second = open_post(server.address, "/v1/completions", &ModelServer::body("b")).await;
-    server.reaches(&["loaded", "loading"]).await;
-    let woken = post(server.address, "/wake_up", &json!({})).await;
-    assert_eq!(woken.status, 200, "{}", woken.text());
-    gate.open();
-    assert_eq!(read_reply(&mut first).await.status, 200);
-    assert_eq!(read_reply(&mut second).await.status, 200);
 }
 
 #[tokio::test]
