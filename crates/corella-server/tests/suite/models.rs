@@ -608,7 +608,7 @@ async fn a_request_may_name_a_model_that_only_the_loader_knows() {
     // A list is no use.
     assert_eq!(server.states().await, ["unloaded", "unloaded", "unloaded"]);
     let tags = get(server.address, "/api/tags").await.json();
-    assert_eq!(tags["models"][5]["name"], "owner/c");
+    assert_eq!(tags["models"][5]["name"], "owner/c:latest");
     assert_eq!(tags["models"][6]["name"], "owner/c:short");
     for name in ["owner/../owner/c", "/owner/c", "../c", "owner/d"] {
         let unknown = server.complete(name).await;
