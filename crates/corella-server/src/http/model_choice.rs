@@ -160,10 +160,8 @@ async fn choose(models: &ModelSet, request: Request) -> Result<Choice, ApiError>
     let is_ollama = request.uri().path().starts_with("/api/");
     let first = ModelId(0);
     // Ollama's requests say how long the model stays.
-    if !models.has_several()
-        && !(is_ollama && models.takes_keep_alive(first))
-        && let Some(model_use) = models.try_use(first)
-    {
+    let may_choose = models.has_several() || is_ollama && models.takes_keep_alive(first);
+    if !may_choose && let Some(model_use) = models.try_use(first) {
         return Ok(Choice::Use(model_use, request));
     }
     if models.parts().is_draining() {
