@@ -256,7 +256,8 @@ impl<'a> ConfigFile<'a> {
     fn check_once(&self, settings: &[Setting]) -> Result<(), String> {
         for (index, setting) in settings.iter().enumerate() {
             let same = |other: &&Setting| {
-                other.arg.get_id() == setting.arg.get_id() && other.line != setting.line
+                other.arg.get_id() == setting.arg.get_id()
+                    && (other.line, &other.name) != (setting.line, &setting.name)
             };
             if let Some(other) = settings[..index].iter().find(same) {
                 let (first, second) = match other.line < setting.line {

@@ -141,16 +141,21 @@ impl Llm {
         read
     }
 
-    /// Lets the system forget the files of a model, and its packed weights on the disk.
+    /// Lets the system forget the files of a model, and its packed weights on the disk. A file that cannot be forgotten
+    /// keeps no other.
     pub(crate) fn drop_page_cache(source: &ModelSource, options: &LlmOptions) -> Result<(), Error> {
         let (_, checkpoint) = open_watched(source)?;
         let io_error = |error| Error::Io("dropping the page cache".to_owned(), error);
         let mut files = checkpoint.files().map_err(io_error)?;
         files.extend(device::packed_file(&checkpoint, options));
-        for file in files {
-            page_cache::drop_file(&file).map_err(io_error)?;
+        // Mapped pages would stay.
+        drop(checkpoint);
+        if let ModelSource::Path(path) | ModelSource::Named { path, .. } = source
+            && path.is_dir()
+        {
+            files.extend(page_cache::files_in(path).map_err(io_error)?);
         }
-        Ok(())
+        page_cache::drop_files(&files).map_err(io_error)
     }
 
     fn load_checkpoint(

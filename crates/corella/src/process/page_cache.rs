@@ -1,11 +1,29 @@
 //! Files in the system's page cache.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Lets the system forget the content of a file. Pages that are mapped, or not yet written, stay.
-pub fn drop_file(path: &Path) -> io::Result<()> {
+/// Returns the regular files in a folder, without those in its folders.
+pub fn files_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_file() {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+/// Lets the system forget the content of files. Pages that are mapped, or not yet written, stay. All files are tried,
+/// and the first error is returned.
+pub fn drop_files(paths: &[PathBuf]) -> io::Result<()> {
+    let dropped = paths.iter().map(|path| drop_file(path));
+    dropped.fold(Ok(()), Result::and)
+}
+
+fn drop_file(path: &Path) -> io::Result<()> {
     let file = File::open(path)?;
     #[cfg(target_os = "linux")]
     {
@@ -23,7 +41,6 @@ pub fn drop_file(path: &Path) -> io::Result<()> {
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use std::fs;
     use std::os::fd::AsRawFd;
 
     use super::*;
@@ -63,10 +80,25 @@ mod tests {
         let file = File::open(&path).unwrap();
         file.sync_all().unwrap();
         let before = num_cached(&file);
-        drop_file(&path).unwrap();
+        // A file that is gone keeps no other.
+        let missing = path.with_extension("missing");
+        let error = drop_files(&[missing, path.clone()]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
         let after = num_cached(&file);
         fs::remove_file(&path).unwrap();
         assert_eq!(before, NUM_PAGES);
         assert!(after < NUM_PAGES / 2, "{after} pages are left");
+    }
+
+    #[test]
+    fn the_files_of_a_folder_are_those_beside_its_folders() {
+        let name = format!("corella-files-in-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        fs::create_dir_all(folder.join("pooling")).unwrap();
+        let tokenizer = folder.join("tokenizer.json");
+        fs::write(&tokenizer, "{}").unwrap();
+        let found = files_in(&folder);
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(found.unwrap(), [tokenizer]);
     }
 }

@@ -54,7 +54,7 @@ impl ModelsArgs {
     /// Returns whether models come from elsewhere than the command line, so that the built-in one is served only if it is
     /// named.
     pub fn has_other_places(&self) -> bool {
-        !self.listed.is_empty() || self.models_dir.is_some()
+        self.models_file.is_some() || self.models_dir.is_some()
     }
 
     /// Returns whether the models are loaded by requests, even if there is only one.

@@ -101,6 +101,7 @@ pub fn models(args: &ServeArgs, options: &mut LlmOptions) -> Result<Option<Model
         own.options.step_turns.clone_from(&options.step_turns);
         own.options.kv_disk.clone_from(&options.kv_disk);
     }
+    check_own_disks(&listed, &given.listed)?;
     Ok(Some(Models {
         listed,
         has_several,
@@ -146,6 +147,16 @@ fn share_disks(models: &[ServedModel], options: &mut LlmOptions) -> Result<(), E
     Ok(())
 }
 
+/// Refuses `--kv-disk` beside an option in a model's table that leaves it nothing to keep.
+fn check_own_disks(models: &[ServedModel], tables: &[ListedModel]) -> Result<(), Error> {
+    let own = models.iter().filter_map(|model| model.own.as_deref());
+    for (ModelOptions { options, .. }, table) in own.zip(tables) {
+        kv_disk_limit::check(&options.scheduler, options, true, false)
+            .map_err(|error| Error::Config(format!("{}: {error}", table.place)))?;
+    }
+    Ok(())
+}
+
 fn listed_models(args: &ServeArgs, shared: &LlmOptions) -> Result<Vec<ServedModel>, Error> {
     let given = &args.models;
     let first = args.model.model.clone();
@@ -161,14 +172,15 @@ fn listed_models(args: &ServeArgs, shared: &LlmOptions) -> Result<Vec<ServedMode
             own: None,
         })
         .collect();
+    let disk = &args.engine.cache.disk;
     for listed in &given.listed {
+        let own_disk = &listed.args.engine.cache.disk;
         let names = &listed.args.request.served_model_name;
         let model = match names.iter().find(|name| is_taken(&models, name)) {
             Some(name) => Err(Error::Config(format!("two models are named `{name}`"))),
-            None if listed.args.engine.cache.disk.kv_disk != args.engine.cache.disk.kv_disk => {
-                Err(Error::Config(
-                    "--kv-disk is for all models together: give it on the command line".to_owned(),
-                ))
+            None if own_disk.kv_disk != disk.kv_disk => Err(for_all_models("--kv-disk")),
+            None if own_disk.kv_disk_salted != disk.kv_disk_salted => {
+                Err(for_all_models("--kv-disk-salted"))
             }
             None => listed_model(listed, shared),
         };
@@ -200,9 +212,6 @@ fn is_taken(models: &[ServedModel], name: &str) -> bool {
 /// A model of the models file. What all models have in common is in `shared`.
 fn listed_model(listed: &ListedModel, shared: &LlmOptions) -> Result<ServedModel, Error> {
     let args = &listed.args;
-    if let Some(option) = option_that_holds_a_model(args) {
-        return Err(holds_its_model(option));
-    }
     check_common_options(args)?;
     let mut options = args.engine.options(&args.model)?;
     options.shared_memory_bytes = shared.shared_memory_bytes;
@@ -214,6 +223,7 @@ fn listed_model(listed: &ListedModel, shared: &LlmOptions) -> Result<ServedModel
         source: source_of(args.model.model.clone(), args.model.name.clone()),
         setting: ModelSetting {
             is_pinned: listed.is_pinned,
+            takes_keep_alive: !listed.is_pinned,
             ..setting(args, listed.name.clone())
         },
         own: Some(Arc::new(ModelOptions {
@@ -247,6 +257,12 @@ fn keep_alive(args: &ServeArgs) -> KeepAlive {
         })
 }
 
+fn for_all_models(option: &str) -> Error {
+    Error::Config(format!(
+        "{option} is for all models together: give it on the command line"
+    ))
+}
+
 fn holds_its_model(option: &str) -> Error {
     Error::Config(format!(
         "{option} is for a server whose model stays loaded so far: leave it out, or serve one model without \
@@ -264,6 +280,7 @@ fn option_that_holds_a_model(args: &ServeArgs) -> Option<&'static str> {
         (args.server.kv_events_config.is_some(), "--kv-events-config"),
         (adapter.enable_lora, "--enable-lora"),
         (!adapter.lora_modules.is_empty(), "--lora-modules"),
+        (args.kv_store.kv_store.is_some(), "--kv-store"),
     ];
     options
         .into_iter()
@@ -303,7 +320,6 @@ fn check_common_options(args: &ServeArgs) -> Result<(), Error> {
             engine.cache.disk.kv_host_memory.is_some(),
             "--kv-host-memory",
         ),
-        (args.kv_store.kv_store.is_some(), "--kv-store"),
         (
             engine.speculation.speculate == SpeculateArg::Draft,
             "--speculate draft",
@@ -395,8 +411,10 @@ mod tests {
             assert_eq!(options.shared_memory_bytes, None, "{words}");
             assert_eq!(options.device, Device::Auto, "{words}");
         }
-        let (models, _) = read("m/a --enable-lora").unwrap();
-        assert!(models.is_none());
+        for option in ["--enable-lora", "--kv-store lmcache:1"] {
+            let (models, _) = read(&format!("m/a {option}")).unwrap();
+            assert!(models.is_none(), "{option}");
+        }
         let told = read("m/a --model-memory 4G")
             .err()
             .expect("nothing is unloaded");
@@ -416,7 +434,11 @@ mod tests {
         let listed = models_file::read(&Cli::command(), &words, &path, &mut Vec::new());
         std::fs::remove_file(&path).unwrap();
         args.models.listed = listed?;
-        let models = models(&args, &mut LlmOptions::default());
+        let mut options = LlmOptions {
+            kv_disk: args.engine.cache.disk.options(),
+            ..LlmOptions::default()
+        };
+        let models = models(&args, &mut options);
         let models = models.map_err(|error| error.to_string())?;
         Ok(models.expect("they are unloaded").listed)
     }
@@ -462,6 +484,25 @@ mod tests {
         let models = read_file("beside", text, "m/first").unwrap();
         assert_eq!(models[0].setting.names, ["first"]);
         assert_eq!(models.len(), 3);
+        let [first, fox, owl] = [0, 1, 2].map(|index| &models[index].setting);
+        assert_eq!(
+            [first, fox].map(|setting| setting.keep_alive),
+            [KeepAlive::For(KEEP_ALIVE); 2]
+        );
+        // A request cannot unload a pinned model.
+        let takes = [first, fox, owl].map(|setting| setting.takes_keep_alive);
+        assert_eq!(takes, [true, false, true]);
+    }
+
+    #[test]
+    fn models_of_a_file_alone_are_unloaded_when_they_are_idle() {
+        let text = "[models.fox]\nmodel = \"m/a\"";
+        let models = read_file("alone", text, "").unwrap();
+        let [ServedModel { setting, .. }] = &*models else {
+            panic!("there is one model");
+        };
+        assert_eq!(setting.keep_alive, KeepAlive::For(KEEP_ALIVE));
+        assert!(setting.takes_keep_alive);
     }
 
     #[test]
@@ -489,9 +530,14 @@ mod tests {
                 "line 1: --device cuda is for",
             ),
             (
-                format!("{fox}\nenable-lora = true"),
-                "",
-                "line 1: --enable-lora is for",
+                format!("{fox}\nkv-disk-salted = true"),
+                "--kv-disk /nowhere",
+                "line 1: --kv-disk-salted is for",
+            ),
+            (
+                format!("{fox}\nno-enable-prefix-caching = true"),
+                "--kv-disk /nowhere",
+                "line 1: --kv-disk: it keeps pages of the prefix cache",
             ),
         ] {
             let found = read_file("refused", &text, words).err();
@@ -526,6 +572,7 @@ mod tests {
             "--kv-events-config {}",
             "--enable-lora",
             "--lora-modules x=y",
+            "--kv-store lmcache:1",
             "--served-model-name x",
             "--tool-call-parser hermes",
             "--reasoning-parser think",
@@ -539,7 +586,11 @@ mod tests {
             let name = option.split(' ').next().unwrap_or_default();
             assert!(told.starts_with(name), "{option}: {told}");
         }
-        let told = read("m/a --keep-alive 5m --role decode").err();
-        assert!(told.expect("it is refused").starts_with("--role"));
+        for option in ["--role decode", "--kv-store lmcache:1"] {
+            let told = read(&format!("m/a --keep-alive 5m {option}")).err();
+            let told = told.unwrap_or_else(|| panic!("{option} is taken"));
+            let name = option.split(' ').next().unwrap_or_default();
+            assert!(told.starts_with(name), "{told}");
+        }
     }
 }

@@ -5,10 +5,12 @@ use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::{Arg, Args, Command, Parser};
+use clap::{Arg, ArgMatches, Args, Command, Parser};
 use toml::de::{DeTable, DeValue};
 
-use super::{Arguments, ConfigFile, Origin, Setting, find, is_setting, reason};
+use super::{
+    Arguments, ConfigFile, Origin, Setting, configurable_command, find, is_setting, reason,
+};
 use crate::arguments::args::{
     AdapterArgs, Cli, Command as Verb, EngineArgs, ListedModel, ModelArgs, RequestArgs, ServeArgs,
 };
@@ -57,7 +59,7 @@ struct ModelsFile<'a> {
 /// Returns the ids of the options that models of one server may have different values for.
 fn options_of_a_model() -> HashSet<String> {
     let command = RequestArgs::augment_args(ModelArgs::augment_args(Command::new("model")));
-    let command = EngineArgs::augment_args(AdapterArgs::augment_args(command));
+    let command = EngineArgs::augment_args(command);
     let ids = command.get_arguments().map(|arg| arg.get_id().to_string());
     let ids = ids.filter(|id| id != "allow_unknown_fields");
     ids.chain(["keep_alive".to_owned()]).collect()
@@ -112,7 +114,6 @@ impl<'a> ModelsFile<'a> {
     ) -> Result<ListedModel, String> {
         let file = &self.file;
         let place = file.place(line);
-        let mut given = None;
         let mut is_pinned = false;
         let mut settings: Vec<Setting> = Vec::new();
         for (key, value) in table {
@@ -124,29 +125,29 @@ impl<'a> ModelsFile<'a> {
                     self.check_key(text, &place)?;
                     // A flag of another server may be several options, or one of the server.
                     for setting in file.setting(key.clone(), value, &[], warnings)? {
-                        match &setting.value {
-                            OptionValue::Text(path) if setting.arg.get_id() == MODEL => {
-                                given = Some((PathBuf::from(path), place.clone()));
-                            }
-                            _ if setting.arg.get_id() == MODEL => {
-                                return Err(format!("{place}: `{text}` takes a text"));
-                            }
-                            _ if self.is_own(setting.arg) => settings.push(setting),
-                            _ => return Err(of_the_server(text, &place)),
+                        if !self.is_own(setting.arg) {
+                            return Err(not_of_a_model(setting.arg, text, &place));
                         }
+                        settings.push(setting);
                     }
                 }
             }
         }
         file.check_once(&settings)?;
-        let Some((model, model_place)) = given else {
+        let mut all = settings.iter();
+        let given = all.position(|setting| setting.arg.get_id() == MODEL);
+        let Some(given) = given.map(|at| settings.remove(at)) else {
             return Err(format!(
                 "{place}: [models.{name}] has no `model`, which is a folder, a GGUF file, or the name of a model on \
                  the hub"
             ));
         };
+        let model_place = file.place(given.line);
+        let OptionValue::Text(model) = given.value else {
+            return Err(format!("{model_place}: `{}` takes a text", given.name));
+        };
         let mut args = self.args(&settings, &place)?;
-        args.model.model = Some(model);
+        args.model.model = Some(PathBuf::from(model));
         args.model.model_option = None;
         let names = &mut args.request.served_model_name;
         names.retain(|other| *other != name);
@@ -169,7 +170,7 @@ impl<'a> ModelsFile<'a> {
         let command = self.file.command;
         match find(command, key) {
             Some(arg) if self.is_own(arg) => Ok(()),
-            Some(_) => Err(of_the_server(key, place)),
+            Some(arg) => Err(not_of_a_model(arg, key, place)),
             None if is_setting(key) && foreign_setting::is_known(key) => Ok(()),
             None => {
                 let known = command.get_arguments().filter(|arg| self.is_own(arg));
@@ -184,13 +185,31 @@ impl<'a> ModelsFile<'a> {
 
     /// Returns the command line with the options of a table behind the typed ones, so that they win.
     fn args(&self, settings: &[Setting], place: &str) -> Result<Box<ServeArgs>, String> {
+        let typed = configurable_command(self.file.program, self.words);
         let mut words = self.words.to_vec();
         let end = words.iter().position(|word| word == "--");
         let end = end.unwrap_or(words.len());
         let mut added = Vec::new();
         let mut origins = Vec::new();
         for setting in settings {
-            added.extend(self.file.arguments(setting, &HashSet::new())?);
+            let arguments = self.file.arguments(setting, &HashSet::new())?;
+            // `false` without an opposite leaves a switch as it is.
+            let is_on = |(_, matches): &(&Command, ArgMatches)| {
+                let switch = matches.try_get_one::<bool>(setting.arg.get_id().as_str());
+                matches!(switch, Ok(Some(true)))
+            };
+            if matches!(setting.value, OptionValue::Switch(false))
+                && arguments.is_empty()
+                && typed.as_ref().is_some_and(is_on)
+            {
+                return Err(format!(
+                    "{}: `{}` is switched on by the command line, and a table cannot switch it off: leave it out \
+                     there, and set it in the tables of other models",
+                    self.file.place(setting.line),
+                    setting.name
+                ));
+            }
+            added.extend(arguments);
             origins.push(Origin {
                 option: format!("--{}", setting.arg.get_long().unwrap_or_default()),
                 place: self.file.place(setting.line),
@@ -215,10 +234,18 @@ impl<'a> ModelsFile<'a> {
     }
 }
 
-fn of_the_server(key: &str, place: &str) -> String {
-    format!(
-        "{place}: `{key}` is an option of the server, not of a model: it stays on the command line"
-    )
+/// Returns why a model's table may not have this option.
+fn not_of_a_model(arg: &Arg, key: &str, place: &str) -> String {
+    let adapters = AdapterArgs::augment_args(Command::new("adapters"));
+    let mut adapters = adapters.get_arguments();
+    match adapters.any(|other| other.get_id() == arg.get_id()) {
+        true => format!(
+            "{place}: `{key}` is for a server whose model stays loaded so far: leave it out, or serve one model"
+        ),
+        false => format!(
+            "{place}: `{key}` is an option of the server, not of a model: it stays on the command line"
+        ),
+    }
 }
 
 #[cfg(test)]

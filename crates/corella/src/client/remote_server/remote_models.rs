@@ -52,7 +52,8 @@ impl RemoteModels {
         match answer["done_reason"].as_str() {
             Some("unload") => Ok(()),
             _ => Err(format!(
-                "{} keeps {model} loaded: start it with --keep-alive, or with several models",
+                "{} keeps {model} loaded: start it with --keep-alive, or with several models; /models/unload unloads a \
+                 pinned one",
                 self.address.shown()
             )),
         }

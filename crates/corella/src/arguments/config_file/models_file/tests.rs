@@ -99,6 +99,26 @@ fn mistakes_are_told_with_their_line_and_key() {
             "FILE, line 3: `pinned` must be true or false",
         ),
         (
+            table("hf-repo = \"owner/fox\""),
+            "FILE, line 3: `hf-repo` is the same option as `model` in line 2",
+        ),
+        (
+            "[models]\nfox = { model = \"x\", hf-repo = \"owner/fox\" }".to_owned(),
+            "FILE, line 2: `",
+        ),
+        (
+            table("enable-lora = true"),
+            "FILE, line 3: `enable-lora` is for a server whose model stays loaded",
+        ),
+        (
+            table("max-loras = 2"),
+            "FILE, line 3: `max-loras` is for a server whose model stays loaded",
+        ),
+        (
+            table("kv-disk-salted = false"),
+            "FILE, line 3: `kv-disk-salted` is switched on by the command line",
+        ),
+        (
             table("dtype = \"fp7\""),
             "FILE, line 3: invalid value 'fp7' for '--dtype",
         ),
@@ -134,7 +154,8 @@ fn mistakes_are_told_with_their_line_and_key() {
         ("[models]".to_owned(), "FILE: it has no table [models.NAME]"),
         ("models = ".to_owned(), "FILE, line 1: "),
     ] {
-        let found = read_text("mistake", &text, "").err();
+        let words = "--kv-disk /nowhere --kv-disk-salted";
+        let found = read_text("mistake", &text, words).err();
         let found = found.unwrap_or_else(|| panic!("it is taken: {text}"));
         assert!(found.starts_with(told), "{text}: {found}");
     }
