@@ -168,6 +168,11 @@ class ModelSoak:
             most = 0
             is_over = threading.Event()
             clients = self._start_clients(server, is_over, may_fail={VICTIM})
+            # A model may break before a slow machine has answered its first request.
+            names = self.expected.keys()
+            wait_until(
+                lambda: self.wrong or all(self.counts[f"{name} answered"] > 0 for name in names), "all models answer"
+            )
             ends_at = time.monotonic() + seconds
             while time.monotonic() < ends_at or files.counts.total() < num_changes:
                 is_over.wait(CHANGE_INTERVAL_S)

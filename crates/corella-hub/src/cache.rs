@@ -65,18 +65,34 @@ impl Cache {
 
     /// All models that this program or others have fetched, in the order of their names.
     pub fn models(&self) -> Result<Vec<CachedModel>, HubError> {
+        let mut first_error = None;
+        let models = self.readable_models(|error| {
+            first_error.get_or_insert(error);
+        });
+        first_error.map_or(Ok(models), Err)
+    }
+
+    /// Like [`models`](Self::models), without the repositories that cannot be read, each of which is told.
+    pub fn readable_models(&self, mut tell: impl FnMut(HubError)) -> Vec<CachedModel> {
         let mut models = Vec::new();
-        for folder in names_in(&self.folder)? {
+        let folders = names_in(&self.folder).unwrap_or_else(|error| {
+            tell(error);
+            Vec::new()
+        });
+        for folder in folders {
             let name = folder
                 .strip_prefix(PREFIX)
                 .and_then(|name| name.split_once("--"));
             let Some((owner, model)) = name else {
                 continue;
             };
-            models.extend(self.repository(&format!("{owner}/{model}")).models()?);
+            match self.repository(&format!("{owner}/{model}")).models() {
+                Ok(of_repository) => models.extend(of_repository),
+                Err(error) => tell(error),
+            }
         }
         models.sort_by(|one, other| one.name.cmp(&other.name));
-        Ok(models)
+        models
     }
 }
 
@@ -439,4 +455,41 @@ fn is_absent(error: &io::Error) -> bool {
         error.kind(),
         ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repository_that_cannot_be_read_hides_no_other() {
+        let name = format!("corella-cache-{}", std::process::id());
+        let cache = Cache {
+            folder: std::env::temp_dir().join(name),
+        };
+        drop(fs::remove_dir_all(&cache.folder));
+        let commit = "a".repeat(40);
+        for name in ["one/first", "one/second", "one/third"] {
+            let repository = cache.repository(name);
+            let file = repository.file(&commit, "model-Q8_0.gguf");
+            fs::create_dir_all(repository.snapshot(&commit)).expect("it is created");
+            fs::write(file, "weights").expect("it is written");
+            fs::create_dir_all(repository.folder.join("refs")).expect("it is created");
+        }
+        // A reference that is no text cannot be read, whatever rights the test has.
+        let broken = cache.repository("one/second").folder.join("refs/main");
+        fs::write(&broken, [0xff]).expect("it is written");
+        let mut errors = Vec::new();
+        let models = cache.readable_models(|error| errors.push(error.to_string()));
+        let names = models.iter().map(|model| model.name.repository.as_str());
+        assert_eq!(Vec::from_iter(names), ["one/first", "one/third"]);
+        let broken = broken.display().to_string();
+        assert!(
+            matches!(&*errors, [error] if error.contains(&broken)),
+            "{errors:?}"
+        );
+        let error = cache.models().expect_err("one cannot be read");
+        assert_eq!(error.to_string(), errors[0]);
+        fs::remove_dir_all(&cache.folder).expect("it is removed");
+    }
 }

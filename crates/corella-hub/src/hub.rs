@@ -138,6 +138,11 @@ impl Hub {
         self.cache.models()
     }
 
+    /// All models in the cache but those of repositories that cannot be read. Each of these is told.
+    pub fn list_readable(&self, tell: impl FnMut(HubError)) -> Vec<CachedModel> {
+        self.cache.readable_models(tell)
+    }
+
     /// Deletes a model, one revision of it, or one of its GGUF files. `None` if it is not in the cache.
     pub fn remove(&self, name: &ModelName) -> Result<Option<Removed>, HubError> {
         self.cache.repository(&name.repository).remove(name)

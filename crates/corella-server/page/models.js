@@ -39,9 +39,9 @@ export class Models {
     return !at("model").disabled;
   }
 
-  /** Whether the server has several models, of which a request chooses one. */
+  /** Whether the server has several models, of which a request chooses one. A key may permit only an alias of one. */
   get areSeveral() {
-    return this.list.filter(isModel).length > 1;
+    return new Set(this.list.map(({ id, root, parent }) => parent ?? root ?? id)).size > 1;
   }
 
   async read(path = "/v1/models") {

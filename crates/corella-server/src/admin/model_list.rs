@@ -50,8 +50,14 @@ fn adapted_model(models: &ModelSet, view: &ModelView, id: &str, adapter: &Served
 }
 
 pub async fn list_models(State(models): State<ModelSet>, context: CallContext) -> Response {
+    models.look_up().await;
+    list_known_models(State(models), context).await
+}
+
+/// `/page/models.json`: the same list, without a new look for models that the server does not list. Pages ask often.
+pub async fn list_known_models(State(models): State<ModelSet>, context: CallContext) -> Response {
     let mut data = Vec::new();
-    let views = models.views_with_further().await;
+    let views = models.views_with_further();
     for view in &views {
         let names = view.setting.names.iter();
         let names = names.filter(|name| view.check_key(&context, name).is_ok());

@@ -100,7 +100,13 @@ pub async fn look_at_model(
     let mut pairs = query.split('&');
     let name = pairs.find_map(|pair| pair.strip_prefix("model="));
     let found = match name {
-        Some(name) => decoded(name).and_then(|name| models.check_key(&context, Some(&name))),
+        Some(name) => match decoded(name) {
+            Ok(name) => {
+                models.find_or_add(&context, &name).await;
+                models.check_key(&context, Some(&name))
+            }
+            Err(error) => Err(error),
+        },
         None if models.has_several() => models.check_key(&context, None),
         // A question about the server's only model names none, and any key may ask it.
         None => Ok(ModelId(0)),
@@ -179,8 +185,7 @@ async fn choose(models: &ModelSet, request: Request) -> Result<Choice, ApiError>
             name = Some(models.untagged(&context, tagged).await);
         }
         keep_alive = ollama::keep_alive(fields.keep_alive.as_ref())?;
-    }
-    if let Some(name) = name {
+    } else if let Some(name) = name {
         models.find_or_add(&context, name).await;
     }
     let model = models.check_key(&context, name)?;

@@ -12,7 +12,7 @@ use crate::admin::adapter_load::{load_adapter, unload_adapter};
 use crate::admin::api_description::openapi;
 use crate::admin::engine_stream::engine_events;
 use crate::admin::health::{health, load, metrics, ready, version};
-use crate::admin::model_list::{list_models, retrieve_model};
+use crate::admin::model_list::{list_known_models, list_models, retrieve_model};
 use crate::admin::model_load::{load_model, unload_model};
 use crate::admin::page::{docs, page, page_asset};
 use crate::admin::prefix_cache::reset_prefix_cache;
@@ -78,7 +78,7 @@ fn plain_router(models: ModelSet) -> Router {
         .route("/v1/models", get(list_models))
         .route("/models", get(list_models))
         // The page reads this every second, without lines in the log.
-        .route("/page/models.json", get(list_models))
+        .route("/page/models.json", get(list_known_models))
         .route("/v1/models/{*name}", get(retrieve_model))
         .merge(model_routes(&models))
         .merge(admin_routes(&models))

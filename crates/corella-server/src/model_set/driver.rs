@@ -59,8 +59,8 @@ struct Shared {
     work: Condvar,
     /// Changes after every change of the table.
     num_updates: watch::Sender<u64>,
-    /// The loader looks for further models once at a time.
-    look_up: tokio::sync::Mutex<()>,
+    /// When the last look for further models began. The loader looks once at a time.
+    look_up: tokio::sync::Mutex<Option<Instant>>,
 }
 
 struct Core {
@@ -111,7 +111,7 @@ impl ModelSet {
             }),
             work: Condvar::new(),
             num_updates: watch::Sender::new(0),
-            look_up: tokio::sync::Mutex::new(()),
+            look_up: tokio::sync::Mutex::default(),
         }));
         if let Some(loader) = config.loader {
             let set = set.clone();

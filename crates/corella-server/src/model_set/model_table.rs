@@ -16,8 +16,9 @@ use model_entry::{ModelEntry, State, Waiting};
 /// A model that could not be loaded is tried again no earlier.
 const RETRY_US: u64 = 30_000_000;
 
-/// A model that has waited this long for room is loaded before all later ones, and the loaded models get no further
-/// requests until there is room.
+/// A model whose first request has waited this long for room is loaded before all later ones, and the loaded models get
+/// no further requests until there is room. A load that the operator has asked for waits as long as it takes, because
+/// it has no time limit.
 const FAIR_WAIT_US: u64 = 10_000_000;
 
 /// Limits the models that requests add.
@@ -502,14 +503,16 @@ impl ModelTable {
         Some(needed)
     }
 
-    /// The models that requests wait for and whose load has not begun, each with the time of its first request, in order
-    /// of arrival.
-    fn load_queue(&self) -> Vec<(ModelId, u64)> {
+    /// The models whose load was asked for and has not begun, in order of arrival, each with the time of its first
+    /// request. A load that only the operator has asked for has none.
+    fn load_queue(&self) -> Vec<(ModelId, Option<u64>)> {
         let mut queue: Vec<_> = (self.models.iter().enumerate())
             .filter(|(_, entry)| entry.waits_for_load())
             .filter_map(|(index, entry)| {
                 let first = entry.waiting.front()?;
-                Some((first.ticket, ModelId(index), first.since_us))
+                let request = entry.waiting.iter().find(|waiting| waiting.is_request);
+                let since_us = request.map(|request| request.since_us);
+                Some((first.ticket, ModelId(index), since_us))
             })
             .collect();
         queue.sort_unstable();
@@ -524,11 +527,11 @@ impl ModelTable {
         if !self.models[model.0].is_evictable() || self.has(State::is_loading) {
             return false;
         }
-        let first = self.load_queue().into_iter().next();
-        first.is_some_and(|(first, since_us)| {
-            is_old(since_us, now_us)
-                && matches!(self.models[first.0].state, State::Planned(memory)
-                    if memory.total() > self.free_soon_bytes())
+        let mut queue = self.load_queue().into_iter();
+        let first = queue.find(|(_, since_us)| is_old(*since_us, now_us));
+        first.is_some_and(|(first, _)| {
+            matches!(self.models[first.0].state, State::Planned(memory)
+                if memory.total() > self.free_soon_bytes())
         })
     }
 
@@ -579,6 +582,6 @@ impl ModelTable {
     }
 }
 
-fn is_old(since_us: u64, now_us: u64) -> bool {
-    now_us.saturating_sub(since_us) >= FAIR_WAIT_US
+fn is_old(since_us: Option<u64>, now_us: u64) -> bool {
+    since_us.is_some_and(|since_us| now_us.saturating_sub(since_us) >= FAIR_WAIT_US)
 }

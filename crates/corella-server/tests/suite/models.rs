@@ -43,6 +43,8 @@ struct MockLoader {
     faults: Mutex<HashMap<usize, String>>,
     /// Models that are not listed.
     further: Mutex<Vec<&'static str>>,
+    /// The looks for these.
+    num_looks: Mutex<usize>,
     /// The models whose files have left the page cache.
     dropped: Mutex<Vec<usize>>,
 }
@@ -80,6 +82,7 @@ impl ModelLoader for MockLoader {
     }
 
     fn further_models(&self) -> Vec<ModelSetting> {
+        *self.num_looks.lock().expect("no panic") += 1;
         let names = self.further.lock().expect("no panic").clone();
         let setting = |name| setting(name, KeepAlive::Forever);
         names.into_iter().map(setting).collect()
@@ -152,6 +155,7 @@ impl Options {
             loads: Mutex::default(),
             faults: Mutex::default(),
             further: Mutex::default(),
+            num_looks: Mutex::default(),
             dropped: Mutex::default(),
         });
         let settings = self.names.iter().map(|name| ModelSetting {
@@ -605,11 +609,18 @@ async fn a_request_may_name_a_model_that_only_the_loader_knows() {
         .lock()
         .expect("no panic")
         .push("owner/c");
+    // The page lists the models of the last look.
+    let page = get(server.address, "/page/models.json").await.json();
+    assert_eq!(page["data"].as_array().map(Vec::len), Some(2));
     // A list is no use.
     assert_eq!(server.states().await, ["unloaded", "unloaded", "unloaded"]);
+    let page = get(server.address, "/page/models.json").await.json();
+    assert_eq!(page["data"][2]["id"], "owner/c");
     let tags = get(server.address, "/api/tags").await.json();
     assert_eq!(tags["models"][5]["name"], "owner/c:latest");
     assert_eq!(tags["models"][6]["name"], "owner/c:short");
+    let asleep = get(server.address, "/props?model=owner%2Fc").await;
+    assert_eq!(asleep.error()["code"], "model_asleep");
     for name in ["owner/../owner/c", "/owner/c", "../c", "owner/d"] {
         let unknown = server.complete(name).await;
         assert_eq!(unknown.error()["code"], "model_not_found", "{name}");
@@ -629,6 +640,28 @@ async fn a_request_may_name_a_model_that_only_the_loader_knows() {
     server.loader.further.lock().expect("no panic").clear();
     assert_eq!(server.complete("owner/c").await.status, 200);
     assert_eq!(server.loads(), [2]);
+}
+
+#[tokio::test]
+async fn ollamas_tag_costs_a_known_model_no_look() {
+    let server = Options::of(&["a", "b"], 2).start().await;
+    let ask = async |model: &str| {
+        let body = json!({"model": model, "prompt": "ab", "stream": false});
+        post(server.address, "/api/generate", &body).await.status
+    };
+    let num_looks = || *server.loader.num_looks.lock().expect("no panic");
+    server.loader.further.lock().expect("no panic").push("c");
+    assert_eq!(ask("a:latest").await, 200);
+    assert_eq!(ask("b").await, 200);
+    assert_eq!(num_looks(), 0);
+    assert_eq!(ask("c:latest").await, 200);
+    assert_eq!(num_looks(), 1);
+    assert_eq!(ask("c:latest").await, 200);
+    assert_eq!(num_looks(), 1);
+    assert_eq!(ask("d:latest").await, 404);
+    assert_eq!(num_looks(), 2);
+    get(server.address, "/page/models.json").await;
+    assert_eq!(num_looks(), 2);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_engine::{Generate, Submission, SubmitError, TokenStream};
+use corella_engine::{Generate, Submission, SubmitError, TokenStream, rare_line};
 use corella_hub::{CachedModel, Fetched, Hub, ModelName, short_names};
 use corella_server::{
     Backend, ModelId, ModelLoader, ModelMemory, ModelSetting, OutputMetrics, ServeConfig,
@@ -73,9 +73,11 @@ impl ModelLoader for SourceLoader {
         let Some(HubModels { config, keep_alive }) = &self.hub else {
             return Vec::new();
         };
-        let models = Hub::new(config.clone()).list().unwrap_or_else(|error| {
-            tracing::warn!("--allow-hub-models cannot look into the cache: {error}");
-            Vec::new()
+        let models = Hub::new(config.clone()).list_readable(|error| {
+            rare_line!(
+                warn,
+                "--allow-hub-models leaves out models of the cache: {error}"
+            );
         });
         let models = models.into_iter().filter(|model| model.is_complete);
         let setting = |model: CachedModel| {

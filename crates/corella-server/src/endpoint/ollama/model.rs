@@ -120,7 +120,8 @@ fn names(view: &ModelView, context: &CallContext) -> Vec<String> {
 /// `/api/tags`: lists the models under each of their names, including names of Ollama's library, and their adapters.
 pub async fn tags(State(models): State<ModelSet>, context: CallContext) -> Response {
     let mut list = Vec::new();
-    for view in models.views_with_further().await {
+    models.look_up().await;
+    for view in models.views_with_further() {
         // Before a request, programs look in this list for the name that they will send.
         let others = view.setting.other_names.iter();
         let others = others.filter(|name| view.check_key(&context, name).is_ok());

@@ -324,6 +324,59 @@ fn busy_models_give_way_to_an_old_request() {
 }
 
 #[test]
+fn busy_models_give_no_way_to_a_load_without_a_request() {
+    let mut script = Script::new(&[4, 4, 2], &[], 6);
+    script.load(A);
+    assert_eq!(script.table.handle_load_asked(B, 0), Ok(true));
+    assert_eq!(script.actions(), []);
+    script.at(60 * S);
+    assert_eq!(script.request(A), Admission::Ready);
+    // Nor does a later model that has room wait.
+    script.load_idle(C);
+    // A request for the same model counts from its own arrival.
+    let waiting = script.wait(B);
+    assert_eq!(script.actions(), []);
+    script.at(70 * S - 1);
+    assert_eq!(script.request(A), Admission::Ready);
+    script.at(70 * S).wait(A);
+    for _ in 0..3 {
+        script.end_use(A);
+    }
+    assert_eq!(script.actions(), [unload_for(A, B)]);
+    script.unloaded(A);
+    assert_eq!(script.actions(), [ModelAction::Load(B)]);
+    script.table.handle_loaded(B, script.now_us);
+    assert_eq!(script.answers(), [(waiting, Ok(()))]);
+}
+
+#[test]
+fn an_old_request_behind_a_load_without_one_has_busy_models_give_way() {
+    let mut script = Script::new(&[4, 4, 4], &[], 4);
+    script.load(A);
+    assert_eq!(script.table.handle_load_asked(B, 0), Ok(true));
+    let waiting = script.wait(C);
+    assert_eq!(script.actions(), []);
+    let held = script.at(10 * S).wait(A);
+    script.end_use(A);
+    // The order of arrival stays.
+    assert_eq!(script.actions(), [unload_for(A, B)]);
+    script.unloaded(A);
+    assert_eq!(script.actions(), [ModelAction::Load(B)]);
+    script.table.handle_loaded(B, script.now_us);
+    assert_eq!(script.actions(), [unload_for(B, C)]);
+    script.unloaded(B);
+    assert_eq!(script.actions(), [ModelAction::Load(C)]);
+    script.table.handle_loaded(C, script.now_us);
+    assert_eq!(script.answers(), [(waiting, Ok(()))]);
+    script.end_use(C);
+    assert_eq!(script.actions(), [unload_for(C, A)]);
+    script.unloaded(C);
+    assert_eq!(script.actions(), [ModelAction::Load(A)]);
+    script.table.handle_loaded(A, script.now_us);
+    assert_eq!(script.answers(), [(held, Ok(()))]);
+}
+
+#[test]
 fn a_pinned_model_gives_no_way() {
     let mut script = Script::new(&[4, 4, 4], &[0], 8);
     script.load(A);
