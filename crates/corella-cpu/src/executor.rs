@@ -224,8 +224,7 @@ impl CpuExecutor {
                 pool,
                 Slots::new(blueprint.slot_limits(), adapters, knows_drawn),
                 blueprint.config.max_num_batched_tokens,
-                std::mem::replace(&mut commands, next_commands),
-                output,
+                (std::mem::replace(&mut commands, next_commands), output),
                 turns.map(StepTurns::join),
             );
             let name = format!("corella-stage-{index}");

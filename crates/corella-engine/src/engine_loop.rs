@@ -452,7 +452,7 @@ impl EngineLoop {
             }
             Command::StoreCache(reply) => {
                 if let Some(disk) = &mut self.kv_disk {
-                    disk.store_all(reply, &mut self.scheduler);
+                    disk.store_all(reply);
                 }
             }
             Command::Watch(end) => self.watch = Some(end),

@@ -43,6 +43,7 @@ mod report;
 mod slot;
 mod slot_file;
 mod stats;
+mod store_all;
 mod tier;
 mod writer;
 
@@ -76,6 +77,7 @@ use fetch_wait::FetchWait;
 use page_list::{DiskPath, PathPage, checked_blocks, known_blocks, path_pages};
 use read_task::{ReadShare, ReadTask};
 use report::Report;
+use store_all::StoreAll;
 use tier::Store;
 use writer::WriteTask;
 
@@ -89,8 +91,8 @@ pub(crate) struct KvDisk {
     hold: Option<CopyHold>,
     /// No path is stored before this time, because requests need the pages.
     pause_until_us: u64,
-    /// The reply to a caller that waits until all blocks are stored.
-    store_all: Option<Sender<()>>,
+    /// A caller waits until all blocks are stored.
+    store_all: Option<StoreAll>,
     /// The fetches under way, with a flag that stops their reads.
     fetches: HashMap<FetchId, Arc<AtomicBool>>,
     /// Fetches for other nodes, with the replies that wait for the end of each fetch.
@@ -431,22 +433,28 @@ impl KvDisk {
         }
     }
 
-    /// Begins to store all cached blocks. The reply is dropped when a block cannot be stored.
-    pub(crate) fn store_all(&mut self, reply: Sender<()>, scheduler: &mut Scheduler) {
-        scheduler.offer_all_copies();
-        self.pause_until_us = 0;
-        self.store_all = Some(reply);
+    /// Stores all cached blocks as soon as no request is left. The reply is dropped when a block cannot be stored.
+    pub(crate) fn store_all(&mut self, reply: Sender<()>) {
+        self.store_all = Some(StoreAll::new(reply));
     }
 
     fn give_up_path(&mut self, scheduler: &mut Scheduler, now_us: u64) {
-        self.store_all = None;
-        if let Some(path) = self.path.take() {
-            let num_dropped = &self.tier.counts.num_dropped;
-            num_dropped.fetch_add(1, Ordering::Relaxed);
-            let list = &path.blocks.list;
-            scheduler.retract_copy_offer(&list.namespace, &list.tokens);
+        let Some(path) = self.path.take() else {
+            return;
+        };
+        let num_dropped = &self.tier.counts.num_dropped;
+        num_dropped.fetch_add(1, Ordering::Relaxed);
+        let list = &path.blocks.list;
+        scheduler.retract_copy_offer(&list.namespace, &list.tokens);
+        // A path that was begun before is offered again with all others.
+        self.store_all.take_if(|all| all.time() == Some(path.time));
+        if self.time_of_all().is_none() {
             self.pause_until_us = now_us + PAUSE_US;
         }
+    }
+
+    fn time_of_all(&self) -> Option<u64> {
+        self.store_all.as_ref()?.time()
     }
 
     /// Begins to store the next blocks that are worth a copy.
@@ -458,12 +466,16 @@ impl KvDisk {
             }
             return;
         };
+        if let Some(all) = &mut self.store_all
+            && all.begin(store, scheduler)
+        {
+            self.pause_until_us = 0;
+        }
         while now_us >= self.pause_until_us {
             if self.path.is_none() {
                 let Some((namespace, tokens)) = scheduler.poll_copy_offer() else {
-                    if let Some(reply) = self.store_all.take() {
-                        // The caller may have given up.
-                        let _ = reply.try_send(());
+                    if let Some(all) = self.store_all.take_if(|all| all.time().is_some()) {
+                        all.end();
                     }
                     return;
                 };
@@ -481,7 +493,7 @@ impl KvDisk {
                 continue;
             }
             if !self.hold_next(first, scheduler, now_us) {
-                return self.give_up_path(scheduler, now_us);
+                self.give_up_path(scheduler, now_us);
             }
         }
     }
@@ -517,8 +529,11 @@ impl KvDisk {
             }
             path.truncate(*ends.last()?, page_size);
         }
+        let time = self.time_of_all();
+        let time = time.unwrap_or_else(|| store.begin_path(&[]));
+        store.touch_path(&path.hashes, time);
         Some(StoredPath {
-            time: store.begin_path(&path.hashes),
+            time,
             epoch,
             blocks: path,
             ends,

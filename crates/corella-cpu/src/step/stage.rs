@@ -113,8 +113,7 @@ impl Stage {
         pool: ThreadPool,
         slots: Slots<PackedAdapter>,
         max_num_batched_tokens: u32,
-        commands: Receiver<Command>,
-        output: Output,
+        (commands, output): (Receiver<Command>, Output),
         turn: Option<StepTurn>,
     ) -> Self {
         Self {
@@ -182,11 +181,10 @@ impl Stage {
                 self.take_drawn(drawn);
                 Ok(())
             }
-            // Sending fails only if the caller no longer waits.
+            // A draft takes no turn, because the engine's loop waits for it, and must not wait for another model's
+            // prefill. Sending fails only if the caller no longer waits.
             Command::Draft(asked, reply) => {
-                self.begin_turn();
                 let drafted = without_panic(|| self.draft(&asked));
-                self.end_turn();
                 let _ = reply.send(drafted);
                 Ok(())
             }

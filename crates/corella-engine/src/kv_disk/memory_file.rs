@@ -1,5 +1,6 @@
 //! A file of blocks in host memory.
 
+use std::alloc::Layout;
 use std::io;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -48,6 +49,16 @@ impl Chunks {
     }
 }
 
+/// `None` if there is no memory. Without a write, the operating system gives none to the bytes.
+fn zeroed_chunk() -> Option<Box<[u8]>> {
+    const LAYOUT: Layout = Layout::new::<[u8; CHUNK_BYTES]>();
+    // SAFETY: the layout has a size.
+    let bytes = unsafe { std::alloc::alloc_zeroed(LAYOUT) };
+    let bytes = std::ptr::slice_from_raw_parts_mut(bytes, CHUNK_BYTES);
+    // SAFETY: the allocator of boxes gave these bytes, with the layout of the slice, and they are zero.
+    (!bytes.is_null()).then(|| unsafe { Box::from_raw(bytes) })
+}
+
 impl FileLayer for MemoryFile {
     fn read_at(&self, mut bytes: &mut [u8], at: u64) -> io::Result<()> {
         let file = self.chunks();
@@ -77,7 +88,8 @@ impl FileLayer for MemoryFile {
         let mut file = self.chunks_mut();
         let num_chunks = len.div_ceil(CHUNK_BYTES as u64) as usize;
         while file.chunks.len() < num_chunks {
-            file.chunks.push(vec![0; CHUNK_BYTES].into());
+            let chunk = zeroed_chunk().ok_or(io::ErrorKind::OutOfMemory)?;
+            file.chunks.push(chunk);
         }
         file.len = file.len.max(len);
         Ok(file.len)

@@ -162,6 +162,7 @@ impl PageIndex {
     pub fn touch(&mut self, key: PageKey, time: u64) {
         if let Some(&slot) = self.by_key.get(&key)
             && let Some(entry) = &mut self.slots[slot as usize]
+            && entry.used < time
         {
             self.by_use
                 .remove(&(entry.used, Reverse(entry.depth), slot));

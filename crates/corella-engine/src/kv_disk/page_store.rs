@@ -394,12 +394,17 @@ impl<F: FileLayer> PageStore<F> {
 
     /// Begins to store or to read a path: its pages count as used now.
     pub fn begin_path(&self, hashes: &[PageHash]) -> u64 {
+        let time = self.index().next_time();
+        self.touch_path(hashes, time);
+        time
+    }
+
+    /// The pages of a path count as used at `time`, unless they were used later.
+    pub fn touch_path(&self, hashes: &[PageHash], time: u64) {
         let mut index = self.index();
-        let time = index.next_time();
         for (_, key) in self.keys(hashes, &[hashes.len() as u32]) {
             index.touch(key, time);
         }
-        time
     }
 
     /// A count that grows when pages are erased.

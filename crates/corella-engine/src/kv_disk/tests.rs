@@ -14,6 +14,7 @@ use crate::request::submission::Submission;
 use crate::wake::doorbell::{WakeReceiver, doorbell};
 
 mod fault;
+mod store_all;
 mod trace;
 
 /// A prompt of six whole blocks and a part of a seventh.

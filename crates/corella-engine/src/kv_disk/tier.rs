@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::file_layer::FileLayer;
 use super::folder::KvFile;
-use super::label::KvDiskLabel;
+use super::label::{KvDiskLabel, LABEL_BYTES};
 use super::memory_file::MemoryFile;
 use super::page_list::{DiskPath, checked_blocks};
 use super::page_store::{DiskError, PageStore, StateParts};
@@ -55,6 +55,18 @@ pub enum KvPlaces {
 
 /// The number of files in host memory. Each has a thread that reads, so that so many pages come back at once.
 const NUM_MEMORY_FILES: u64 = 2;
+
+impl KvPlaces {
+    /// The least size of host memory whose files have room for a page each. `page_bytes` is the size of a page's rows.
+    pub fn least_memory_bytes(page_size: u32, page_bytes: u64) -> u64 {
+        let shape = SlotShape {
+            layout: 0,
+            page_size,
+            row_bytes: page_bytes as usize,
+        };
+        NUM_MEMORY_FILES * (LABEL_BYTES + shape.slot_bytes()) as u64
+    }
+}
 
 /// The locations and the limits of blocks on disks, or in host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -53,7 +53,8 @@ pub(crate) enum Command {
         subscriber: Subscriber<KvEvent>,
     },
     ResetPrefixCache(Sender<Result<(), ResetError>>),
-    /// Stores all cached blocks on the disk. The reply is dropped when no more blocks are stored.
+    /// Stores all cached blocks on the disk once no request is left. The reply is dropped when no more blocks are
+    /// stored.
     StoreCache(Sender<()>),
     Watch(WatchEnd),
     Stop,

@@ -122,10 +122,7 @@ fn unload(state: Arc<ServerState>, name: &str, reason: &str) -> bool {
 fn store_cache(state: &ServerState, name: &str, what: &str) {
     tracing::info!("unloading {name}: {what} cached tokens on the disk");
     if !state.engine.store_prefix_cache(STORE_LIMIT) {
-        tracing::warn!(
-            "unloading {name}: drops the cached tokens that --kv-disk has not stored; it had {} s",
-            STORE_LIMIT.as_secs()
-        );
+        tracing::warn!("unloading {name}: drops the cached tokens that --kv-disk has not stored");
     }
 }
 

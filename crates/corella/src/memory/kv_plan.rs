@@ -1,6 +1,7 @@
 //! Decides the number of KV pages, and the longest context that they allow.
 
 use corella_core::SchedulerConfig;
+use corella_engine::KvPlaces;
 use corella_model::{DecoderSpec, DeviceMemory};
 
 use crate::error::display_bytes::display_bytes;
@@ -151,24 +152,8 @@ impl KvPlan {
             KvSpill::Bytes(0) => return Ok(0),
             KvSpill::Bytes(bytes) => bytes,
         };
-        self.check_host_memory("--kv-spill-memory", bytes, page_bytes, demand)?;
-        Ok(u32::try_from(bytes / page_bytes).unwrap_or(u32::MAX))
-    }
-
-    /// Refuses an option that asks for `bytes` of the host's memory for pages of `page_bytes`, if there are not as many
-    /// or if they hold no page.
-    pub fn check_host_memory(
-        &self,
-        option: &str,
-        bytes: u64,
-        page_bytes: u64,
-        demand: &KvDemand,
-    ) -> Result<(), Error> {
-        let cache_bytes = u64::from(self.num_pages) * demand.page_bytes;
-        let left_bytes = match demand.host_bytes {
-            Some(bytes) => bytes,
-            None => demand.total_bytes.saturating_sub(cache_bytes),
-        };
+        let option = "--kv-spill-memory";
+        let left_bytes = self.host_bytes_left(demand);
         if bytes > left_bytes {
             return Err(Error::Config(format!(
                 "{option} asks for {}, and there are {} of this machine's memory for it",
@@ -183,7 +168,46 @@ impl KvPlan {
                 display_bytes(page_bytes)
             )));
         }
+        Ok(u32::try_from(bytes / page_bytes).unwrap_or(u32::MAX))
+    }
+
+    /// Refuses `--kv-host-memory` with `bytes` if its files hold no page, or if the host has less memory beside the
+    /// spilled pages. `page_bytes` is the size of a page in the files and of a spilled page.
+    pub fn check_kv_host_memory(
+        &self,
+        bytes: u64,
+        page_bytes: u64,
+        num_spilled_pages: u32,
+        demand: &KvDemand,
+    ) -> Result<(), Error> {
+        let option = "--kv-host-memory";
+        let spilled_bytes = u64::from(num_spilled_pages) * page_bytes;
+        let left_bytes = self.host_bytes_left(demand).saturating_sub(spilled_bytes);
+        if bytes > left_bytes {
+            return Err(Error::Config(format!(
+                "{option} asks for {}, and there are {} of this machine's memory for it, beside {} for \
+                 --kv-spill-memory",
+                display_bytes(bytes),
+                display_bytes(left_bytes),
+                display_bytes(spilled_bytes)
+            )));
+        }
+        let least_bytes = KvPlaces::least_memory_bytes(demand.limits.page_size, page_bytes);
+        if bytes < least_bytes {
+            return Err(Error::Config(format!(
+                "{option} {} does not hold a KV page in each of its files, which takes {}; leave it out to keep nothing",
+                display_bytes(bytes),
+                display_bytes(least_bytes)
+            )));
+        }
         Ok(())
+    }
+
+    /// The host's memory beside a KV cache in it.
+    fn host_bytes_left(&self, demand: &KvDemand) -> u64 {
+        let cache_bytes = u64::from(self.num_pages) * demand.page_bytes;
+        let beside = || demand.total_bytes.saturating_sub(cache_bytes);
+        demand.host_bytes.unwrap_or_else(beside)
     }
 }
 
@@ -305,6 +329,31 @@ mod tests {
             |bytes| plan.max_spilled_pages(KvSpill::Bytes(bytes), page_bytes, &beside_gpu);
         assert_eq!(u64::from(spilled(2 << 30).unwrap()), (2 << 30) / page_bytes);
         assert!(spilled(5 << 30).is_err());
+    }
+
+    #[test]
+    fn kept_pages_need_memory_beside_spilled_pages() {
+        let demand = KvDemand {
+            host_bytes: Some(4 << 30),
+            ..demand()
+        };
+        let plan = KvPlan::new(&demand).unwrap();
+        let page_bytes = demand.page_bytes;
+        let num_spilled = ((1 << 30) / page_bytes) as u32;
+        let check =
+            |bytes, num_spilled| plan.check_kv_host_memory(bytes, page_bytes, num_spilled, &demand);
+        assert!(check(4 << 30, 0).is_ok());
+        assert!(check(3 << 30, num_spilled).is_ok());
+        let error = check((3 << 30) + 1, num_spilled).unwrap_err().to_string();
+        assert!(
+            error.contains("beside 1.0 GiB for --kv-spill-memory"),
+            "{error}"
+        );
+        // A file has a label of 4 KiB, and its page a header of a sector.
+        let least_bytes = 2 * (4096 + 512 + page_bytes);
+        assert!(check(least_bytes, 0).is_ok());
+        let error = check(least_bytes - 1, 0).unwrap_err().to_string();
+        assert!(error.contains("25.0 KiB"), "{error}");
     }
 
     #[test]

@@ -420,7 +420,7 @@ fn set_page_limits(
     let page_bytes = model.page_bytes(scheduler);
     scheduler.max_spilled_pages = plan.max_spilled_pages(spill, page_bytes, demand)?;
     if let Some(bytes) = options.kv_host_bytes {
-        plan.check_host_memory("--kv-host-memory", bytes, page_bytes, demand)?;
+        plan.check_kv_host_memory(bytes, page_bytes, scheduler.max_spilled_pages, demand)?;
     }
     scheduler.max_model_len = plan.max_model_len;
     let num_pages = f64::from(plan.num_pages) * options.max_pinned_share;

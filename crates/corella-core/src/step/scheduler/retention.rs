@@ -18,8 +18,7 @@ impl SchedulerConfig {
 }
 
 impl Scheduler {
-    /// Retains the marked beginnings of a prompt that a returned step has completed. A prefix that is retained already
-    /// gets a later end.
+    /// Retains the marked beginnings of a computed prompt. A prefix that is retained already gets a later end.
     pub(super) fn retain_prefixes(&mut self, index: RequestIndex) {
         let wanted = self.requests[index].take_retentions();
         if !self.config.enable_prefix_caching || self.config.max_retained_pages == 0 {
@@ -51,6 +50,47 @@ mod tests {
 
     use super::*;
     use crate::{BatchOutput, Request, RequestId, Retention, Sample};
+
+    fn retaining(id: u64, retention: Retention, output: Vec<u32>) -> Request {
+        Request {
+            output,
+            retentions: vec![retention],
+            ..Request::greedy(RequestId(id), vec![1, 2, 3, 4], 9)
+        }
+    }
+
+    /// The second request computes only its output.
+    #[test]
+    fn a_prompt_that_is_cached_whole_is_retained() {
+        let mut config = SchedulerConfig::new(8, 2, 64);
+        config.max_retained_pages = 4;
+        let mut scheduler = Scheduler::new(config).unwrap();
+        let retention = Retention {
+            num_tokens: 4,
+            ttl_us: 500,
+        };
+        for (id, output, now_us) in [(0, vec![], 100), (1, vec![7], 1000)] {
+            let request = retaining(id, retention, output);
+            scheduler.add_requests(vec![request]).unwrap();
+            let batch = scheduler.schedule(now_us).unwrap();
+            assert_eq!(batch.num_tokens(), if id == 0 { 4 } else { 1 });
+            assert_eq!(scheduler.stats().num_retained_pages, 0);
+            let sample = Sample {
+                token: 7,
+                logprobs: None,
+            };
+            scheduler.update_from_output(&BatchOutput {
+                step: batch.step,
+                samples: vec![(batch.spans[0].slot, sample)],
+                logprobs: Vec::new(),
+                hidden_states: Vec::new(),
+                undrawn: Vec::new(),
+            });
+            assert_eq!(scheduler.stats().num_retained_pages, 2);
+            scheduler.abort_request(RequestId(id));
+        }
+        scheduler.check_invariants();
+    }
 
     /// A driver that sleeps until the next deadline ends the retention in time.
     #[test]

@@ -40,13 +40,17 @@ fn blocks_in_host_memory_come_back_until_the_engine_ends() {
 
 #[test]
 fn memory_without_room_for_a_page_costs_only_time() {
-    let engine = engine_on(
-        limits(64, 1),
-        KvDiskConfig {
-            places: KvPlaces::Memory(LABEL_BYTES as u64 + 1),
-            ..config()
-        },
-    );
+    let engine_with = |num_bytes| {
+        let places = KvPlaces::Memory(num_bytes);
+        engine_on(limits(64, 1), KvDiskConfig { places, ..config() })
+    };
+    // The mock's page has 64 bytes.
+    let least_bytes = KvPlaces::least_memory_bytes(4, 64);
+    let engine = engine_with(least_bytes);
+    engine.wait_disk_opened();
+    assert_eq!(stats(&engine).num_on, 2);
+    stop(engine);
+    let engine = engine_with(least_bytes - 1);
     engine.wait_disk_opened();
     assert_eq!(stats(&engine).num_on, 0);
     ask_plain(&engine, 1);
