@@ -111,4 +111,4 @@ def test_a_server_with_other_nodes_does_not_end_as_idle():
         [BINARY, "serve", "--role", "decode", "--exit-when-idle", "10m"], capture_output=True, text=True
     )
     assert refused.returncode == 2
-    assert "--exit-when-idle is for a server without other nodes" in refused.stderr
+    assert "--exit-when-idle does not work beside other nodes" in refused.stderr
