@@ -158,14 +158,14 @@ impl RequestState {
     }
 
     /// Notes that a step has computed the request's tokens up to `end`, and the log-probabilities of `num_logprobs`
-    /// prompt tokens. Returns whether the step has completed the prompt.
+    /// prompt tokens. Returns whether the step has completed the prefill, which ends with the prompt or behind it.
     pub fn note_computed(&mut self, end: u32, num_logprobs: u32) -> bool {
         let progress = &mut self.progress;
-        let prompt = progress.num_prompt_tokens;
-        let completes_prompt = progress.num_computed_tokens < prompt && prompt <= end;
+        let prefill_end = progress.prefill_end;
+        let completes_prefill = progress.num_computed_tokens < prefill_end && prefill_end <= end;
         progress.num_computed_tokens = end;
         progress.num_scored_tokens += num_logprobs;
-        completes_prompt
+        completes_prefill
     }
 
     /// Counts the row of an accepted draft as computed.

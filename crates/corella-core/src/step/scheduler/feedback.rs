@@ -186,17 +186,14 @@ impl Scheduler {
         match state.phase() {
             Phase::Leaving(Leaving::Finished | Leaving::Reset) => {}
             Phase::Running | Phase::Leaving(Leaving::Preempted) => {
-                let completes_prompt = state.note_computed(span.end, span.num_logprobs);
-                let has_prompt = span.end >= state.num_prompt_tokens();
-                let has_retentions = !state.request().retentions.is_empty();
+                let completes_prefill = state.note_computed(span.end, span.num_logprobs);
                 if let Some(speculator) = state.speculator_mut()
                     && span.num_drafts > 0
                 {
                     speculator.note_checked(span.num_drafts, samples.len() as u32 - 1);
                 }
-                let is_last = completes_prompt && state.max_tokens() == 0;
-                // A request with another node's output may find its whole prompt in the cache, and compute none of it.
-                if has_prompt && has_retentions {
+                let is_last = completes_prefill && state.max_tokens() == 0;
+                if completes_prefill {
                     self.retain_prefixes(index);
                 }
                 if !logprobs.is_empty() {
