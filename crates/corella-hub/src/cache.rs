@@ -72,7 +72,7 @@ impl Cache {
         first_error.map_or(Ok(models), Err)
     }
 
-    /// Like [`models`](Self::models), without the repositories that cannot be read, each of which is told.
+    /// Like [`models`](Self::models), but skips repositories that cannot be read. `tell` gets the error of each.
     pub fn readable_models(&self, mut tell: impl FnMut(HubError)) -> Vec<CachedModel> {
         let mut models = Vec::new();
         let folders = names_in(&self.folder).unwrap_or_else(|error| {

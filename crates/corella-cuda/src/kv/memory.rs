@@ -179,8 +179,8 @@ impl KvMemory {
         })
     }
 
-    /// Calls `visit` for each part of `pages` that fits into pinned memory, with that memory, and with the range of the
-    /// part's bytes among the bytes of all pages, each of which has `page_bytes`.
+    /// Calls `visit` for each part of `pages` that fits into pinned memory. `visit` gets that memory, and the part's byte
+    /// range if pages of `page_bytes` bytes lie one after the other.
     fn in_parts(
         &self,
         pages: &[PageId],

@@ -76,7 +76,7 @@ struct Core {
     is_closed: bool,
 }
 
-/// What the server has of a model.
+/// A model's engine, if it is loaded, and the facts that outlive an unload.
 #[derive(Default)]
 struct Slot {
     state: Option<Arc<ServerState>>,
@@ -328,7 +328,7 @@ impl ModelSet {
         state.ok_or_else(|| ApiError::model_asleep(&self.name(model)))
     }
 
-    /// Returns what is known of a model, from the headers of its files if it was never loaded.
+    /// Returns a model's card. The headers of the model's files give it if the model was never loaded.
     pub(crate) async fn card(&self, model: ModelId) -> Result<Arc<ModelCard>, ApiError> {
         let known = || self.lock().slots[model.0].card.clone();
         if let Some(card) = known() {

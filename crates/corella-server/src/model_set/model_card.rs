@@ -1,4 +1,4 @@
-//! What is known of a model without its engine.
+//! A model's configuration, template and abilities, which need no engine.
 
 use std::sync::Arc;
 

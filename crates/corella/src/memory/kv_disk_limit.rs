@@ -29,7 +29,7 @@ pub(crate) fn set_limits(
     Ok(())
 }
 
-/// The options of which one keeps KV blocks.
+/// The given options that keep KV blocks outside the cache. Only one may be given.
 fn given_options(options: &LlmOptions) -> impl Iterator<Item = &'static str> {
     let given = [
         (options.kv_host_bytes.is_some(), "--kv-host-memory"),

@@ -44,7 +44,7 @@ pub struct Llm {
     pub weight_keepers: Vec<WeightKeeper>,
 }
 
-/// What the headers of a model's files say.
+/// A model as the headers of its files describe it.
 pub(crate) struct Described {
     pub name: String,
     pub file_bytes: u64,

@@ -195,7 +195,7 @@ impl ModelEntry {
         is_asked
     }
 
-    /// Takes back what the operator has asked. Returns whether the model was to be unloaded.
+    /// Cancels an unload that the operator has asked for. Returns whether there was one.
     pub fn keep(&mut self) -> bool {
         let was_asked = matches!(
             self.unload,

@@ -84,7 +84,7 @@ impl RequestArgs {
         }
     }
 
-    /// Adds what the files of a model say. Without a name in the options, the model is served under the name of its
+    /// Adds the facts in the model's files. Without a name in the options, the model is served under the name of its
     /// folder or file.
     fn described(
         self,
