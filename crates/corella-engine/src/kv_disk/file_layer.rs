@@ -7,6 +7,8 @@ use std::os::unix::fs::FileExt;
 pub(super) trait FileLayer: Send + Sync {
     /// Fills `bytes`. A file that is too short is an error of kind `UnexpectedEof`.
     fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()>;
+    /// Begins to bring bytes into the page cache, for a read that comes soon.
+    fn read_ahead(&self, _len: usize, _at: u64) {}
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()>;
     /// When this returns, all earlier writes survive a crash. Without it, any part of them may be lost.
     fn sync(&self) -> io::Result<()>;
@@ -20,6 +22,21 @@ pub(super) trait FileLayer: Send + Sync {
 impl FileLayer for File {
     fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
         self.read_exact_at(bytes, at)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn read_ahead(&self, len: usize, at: u64) {
+        use std::os::fd::AsRawFd;
+        // SAFETY: the descriptor is open as long as the file is borrowed, and the call reads no memory. It is a hint, so
+        // that its failure has no effect.
+        unsafe {
+            libc::posix_fadvise(
+                self.as_raw_fd(),
+                at as _,
+                len as _,
+                libc::POSIX_FADV_WILLNEED,
+            )
+        };
     }
 
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
@@ -51,6 +68,10 @@ impl FileLayer for File {
 impl FileLayer for Box<dyn FileLayer> {
     fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
         (**self).read_at(bytes, at)
+    }
+
+    fn read_ahead(&self, len: usize, at: u64) {
+        (**self).read_ahead(len, at);
     }
 
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {

@@ -449,6 +449,17 @@ impl<F: FileLayer> PageStore<F> {
         stored
     }
 
+    /// Begins to read a page, for a [`read`](Self::read) that comes soon.
+    pub fn read_ahead(&self, page: &PageName) {
+        let found = {
+            let index = self.index();
+            index.slot(page.key).map(|at| (at, index.disk_of(at)))
+        };
+        if let Some((at, disk)) = found {
+            self.files[disk].read_ahead(at);
+        }
+    }
+
     /// Reads a page into `slot`, a buffer of [`slot_bytes`](Self::slot_bytes) bytes.
     pub fn read<'a>(&self, page: &PageName, slot: &'a mut [u8]) -> Result<Found<'a>, DiskError> {
         let (at, disk) = {

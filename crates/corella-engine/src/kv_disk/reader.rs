@@ -18,6 +18,10 @@ use super::slot::PageName;
 use super::tier::Tier;
 use crate::wake::doorbell::LoopSender;
 
+/// The number of pages that the disk brings while a page is checked and copied. More pages were not quicker, and a
+/// stopped fetch has read them in vain.
+const PAGES_AHEAD: usize = 2;
+
 pub(super) fn start(
     disk: usize,
     tier: Arc<Tier>,
@@ -75,7 +79,15 @@ fn read(
     if share.is_first() {
         store.begin_path(&share.task.path.hashes);
     }
+    let mut ahead = share.pages.iter();
+    let mut read_ahead = |num_pages| {
+        for page in ahead.by_ref().take(num_pages) {
+            store.read_ahead(&page.name(&share.task.path));
+        }
+    };
+    read_ahead(PAGES_AHEAD);
     for wanted in &share.pages {
+        read_ahead(1);
         if !share.go_on_to(wanted.block, report) || !read_page(tier, pages, share, wanted, slot) {
             return false;
         }

@@ -6,7 +6,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashSet, VecDeque};
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use corella_core::{BlockHasher, Namespace, PageHash, TokenId};
@@ -28,11 +28,29 @@ pub struct PromptMemory {
 
 #[derive(Default)]
 struct Seen {
-    pages: HashSet<u64>,
+    pages: HashSet<u64, BuildHasherDefault<HashOfHash>>,
     /// The same pages, the oldest first.
     by_age: VecDeque<u64>,
     /// The seeds of callers with earlier prompts, at most one for each API key.
     callers: HashSet<u64>,
+}
+
+/// Takes a page's hash as it is. Its seed is secret, so that no caller can choose pages of one bucket.
+#[derive(Default)]
+struct HashOfHash(u64);
+
+impl Hasher for HashOfHash {
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("pages are numbers of 64 bits");
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 /// The pages of a prompt, compared with the memory when the prompt arrived.
