@@ -10,7 +10,7 @@
 pub mod batch;
 pub mod chat;
 mod endpoint;
-mod llama_server;
+pub(crate) mod llama_server;
 pub mod messages;
 pub mod ollama;
 pub mod pooling;

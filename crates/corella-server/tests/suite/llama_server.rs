@@ -229,6 +229,23 @@ async fn a_middle_follows_other_files_prefix_and_suffix() {
     assert_eq!(found["tokens_evaluated"], with_files.len());
     assert_eq!(found["content"], server.greedy(&with_files, 6));
 
+    // Samplers have llama.cpp's names.
+    let mut body = json!({"input_prefix": "left", "n_predict": 1, "temperature": 0.5, "top_p": 0.5, "min_p": 0.5});
+    for (samplers, [top_p, min_p, temperature]) in [
+        (json!(["nucleus", "temp"]), [0.5, 0.0, 0.5]),
+        (json!(["min-p", "dry"]), [1.0, 0.5, 1.0]),
+    ] {
+        body["samplers"] = samplers;
+        let settings = answer(&server, "/infill", body.clone()).await["generation_settings"].take();
+        assert_eq!(settings["top_p"], top_p, "{settings}");
+        assert_eq!(settings["min_p"], min_p, "{settings}");
+        assert_eq!(settings["temperature"], temperature, "{settings}");
+    }
+    body["samplers"] = json!(["top_k", "topk"]);
+    let reply = post(server.address, "/infill", &body).await;
+    assert_eq!(reply.status, 400, "{}", reply.text());
+    assert_eq!(reply.error()["param"], "samplers");
+
     let without = TestServer::start().await;
     let reply = post(without.address, "/infill", &json!({"input_prefix": "left"})).await;
     assert_eq!(reply.status, 400, "{}", reply.text());

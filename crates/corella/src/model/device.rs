@@ -212,10 +212,14 @@ pub(crate) fn load(
 }
 
 /// Returns the file of a model's packed weights, if there is one.
-pub(crate) fn packed_file(checkpoint: &Checkpoint, options: &LlmOptions) -> Option<PathBuf> {
+pub(crate) fn packed_file(
+    checkpoint: &Checkpoint,
+    weight_format: Option<WeightFormat>,
+    options: &LlmOptions,
+) -> Option<PathBuf> {
     let layout = cpu_factory(options).image_layout()?;
     let cache = options.weight_cache.as_ref()?;
-    let entry = WeightCacheEntry::new(cache, checkpoint, &layout, options.weight_format)?;
+    let entry = WeightCacheEntry::new(cache, checkpoint, &layout, weight_format)?;
     Some(entry.path).filter(|path| path.exists())
 }
 

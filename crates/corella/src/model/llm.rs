@@ -141,19 +141,26 @@ impl Llm {
         read
     }
 
-    /// Lets the system forget the files of a model, and its packed weights on the disk. A file that cannot be forgotten
-    /// keeps no other.
+    /// Lets the system forget the files of a model and of its draft model, and their packed weights on the disk. A file
+    /// that cannot be forgotten keeps no other.
     pub(crate) fn drop_page_cache(source: &ModelSource, options: &LlmOptions) -> Result<(), Error> {
-        let (_, checkpoint) = open_watched(source)?;
+        let mut files = Vec::new();
+        let draft = options.draft_model.as_ref();
+        let formats = [(source, options.weight_format)].into_iter();
         let io_error = |error| Error::Io("dropping the page cache".to_owned(), error);
-        let mut files = checkpoint.files().map_err(io_error)?;
-        files.extend(device::packed_file(&checkpoint, options));
-        // Mapped pages would stay.
-        drop(checkpoint);
-        if let ModelSource::Path(path) | ModelSource::Named { path, .. } = source
-            && path.is_dir()
+        for (source, format) in
+            formats.chain(draft.map(|draft| (&draft.source, draft.weight_format)))
         {
-            files.extend(page_cache::files_in(path).map_err(io_error)?);
+            let (_, checkpoint) = open_watched(source)?;
+            files.extend(checkpoint.files().map_err(io_error)?);
+            files.extend(device::packed_file(&checkpoint, format, options));
+            // Mapped pages would stay.
+            drop(checkpoint);
+            if let ModelSource::Path(path) | ModelSource::Named { path, .. } = source
+                && path.is_dir()
+            {
+                files.extend(page_cache::files_in(path).map_err(io_error)?);
+            }
         }
         page_cache::drop_files(&files).map_err(io_error)
     }

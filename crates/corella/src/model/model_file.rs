@@ -44,10 +44,39 @@ pub(crate) fn name_of(source: &ModelSource) -> String {
 /// its target's.
 pub(crate) fn model_name(path: &Path) -> String {
     // `.` and `models/x/..` have no name of their own.
-    let folder = path.is_dir().then(|| path.canonicalize().ok()).flatten();
-    let path = folder.as_deref().unwrap_or(path);
-    let name = path.file_name().unwrap_or(path.as_os_str());
-    let name = name.to_string_lossy();
-    let of_file = gguf_model_name(&name).filter(|_| folder.is_none());
+    let target = match path.file_name() {
+        Some(_) => None,
+        None => path.canonicalize().ok(),
+    };
+    let name = target.as_deref().unwrap_or(path).file_name();
+    let name = name.unwrap_or(path.as_os_str()).to_string_lossy();
+    let of_file = gguf_model_name(&name).filter(|_| !path.is_dir());
     of_file.unwrap_or(&name).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_without_a_name_of_its_own_has_that_of_its_target() {
+        let folder = std::env::temp_dir().join("corella-model-names");
+        let (model, link) = (folder.join("fox"), folder.join("owl"));
+        std::fs::create_dir_all(&model).unwrap();
+        #[cfg(unix)]
+        if !link.is_symlink() {
+            std::os::unix::fs::symlink(&model, &link).unwrap();
+        }
+        for (path, name) in [
+            (model.clone(), "fox"),
+            (model.join("."), "fox"),
+            (folder.join("missing.gguf"), "missing"),
+        ] {
+            assert_eq!(model_name(&path), name, "{}", path.display());
+        }
+        std::fs::create_dir_all(model.join("x")).unwrap();
+        assert_eq!(model_name(&model.join("x").join("..")), "fox");
+        #[cfg(unix)]
+        assert_eq!(model_name(&link), "owl");
+    }
 }

@@ -15,6 +15,7 @@ use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
 use crate::wire::field_check::FieldCheck;
+use crate::wire::field_table::llama_server::SAMPLERS;
 use crate::wire::request_body::RequestBody;
 
 /// The fields as sent; `null` counts as absent.
@@ -165,7 +166,16 @@ impl DrawFields {
             Some(Value::Array(samplers)) => samplers,
             Some(_) => return Err(ApiError::invalid("samplers", "must be an array of names")),
         };
-        let has = |name: &str| samplers.iter().any(|sampler| sampler == name);
+        let is_known = |name: &&Value| name.as_str().is_some_and(|name| SAMPLERS.contains(&name));
+        if let Some(unknown) = samplers.iter().find(|name| !is_known(name)) {
+            let reason = format!(
+                "has {unknown}, but llama.cpp's samplers are {}",
+                SAMPLERS.join(", ")
+            );
+            return Err(ApiError::invalid("samplers", reason));
+        }
+        let names = samplers.iter().filter_map(Value::as_str).map(sampler_name);
+        let has = |name: &str| names.clone().any(|sampler| sampler == name);
         let other = |field: &mut Option<f64>, name: &str, neutral: f64| {
             if !has(name) {
                 *field = Some(neutral);
@@ -280,4 +290,15 @@ fn settings(params: &GenerationParams, num_predict: Option<i64>) -> Value {
         "stream": params.stream,
         "n_probs": params.wants_logprobs.then_some(sampling.logprobs).flatten().unwrap_or(0),
     })
+}
+
+/// Resolves the other names that llama.cpp has for a sampler.
+fn sampler_name(name: &str) -> &str {
+    match name {
+        "temp" => "temperature",
+        "top-k" => "top_k",
+        "top-p" | "nucleus" => "top_p",
+        "min-p" => "min_p",
+        _ => name,
+    }
 }

@@ -45,7 +45,7 @@ pub static INFILL: FieldTable = FieldTable::body("InfillRequest").of(&[
         .about("Parts of other files, which the model sees first."),
         read("prompt", text).about("Continues input_prefix."),
         // Editors send llama.cpp's names of samplers, in llama.cpp's order.
-        read("samplers", |limits| list(text(limits)))
+        read("samplers", |_| list(one_of(SAMPLERS)))
             .about("Samplers that are left out are off. Their order is always the same."),
     ],
     MODEL,
@@ -56,6 +56,30 @@ pub static INFILL: FieldTable = FieldTable::body("InfillRequest").of(&[
     refused::INFILL,
     refused::LLAMA_SERVER,
 ]);
+
+/// llama.cpp's names of samplers. It applies those that have no field here only if their own fields are set.
+pub(crate) const SAMPLERS: [&str; 20] = [
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top-n-sigma",
+    "top_k",
+    "top-k",
+    "typ_p",
+    "typ-p",
+    "typical",
+    "typical-p",
+    "top_p",
+    "top-p",
+    "nucleus",
+    "min_p",
+    "min-p",
+    "xtc",
+    "temperature",
+    "temp",
+    "infill",
+    "adaptive_p",
+];
 
 /// Fields of both endpoints that have llama-server's own names or values.
 static DRAW_HERE: &[Field] = &[

@@ -312,6 +312,9 @@ fn check_options(args: &ServeArgs) -> Result<(), Error> {
     check_common_options(args)
 }
 
+/// A turn of another model that hangs delays a step by 10 seconds, and both count as one step.
+const LEAST_STEP_DEADLINE: Duration = Duration::from_secs(30);
+
 /// Refuses options that do not work with several models yet, even if a table has them.
 fn check_common_options(args: &ServeArgs) -> Result<(), Error> {
     let engine = &args.engine;
@@ -325,7 +328,14 @@ fn check_common_options(args: &ServeArgs) -> Result<(), Error> {
             "--speculate draft",
         ),
         (engine.device.device == Device::Cuda, "--device cuda"),
-    ])
+    ])?;
+    if args.server.step_deadline() < LEAST_STEP_DEADLINE {
+        return Err(Error::Config(format!(
+            "--step-deadline must be at least {} with several models, because a step waits for steps of other models",
+            LEAST_STEP_DEADLINE.as_secs()
+        )));
+    }
+    Ok(())
 }
 
 fn refuse_options(refused: &[(bool, &str)]) -> Result<(), Error> {
@@ -492,6 +502,20 @@ mod tests {
         // A request cannot unload a pinned model.
         let takes = [first, fox, owl].map(|setting| setting.takes_keep_alive);
         assert_eq!(takes, [true, false, true]);
+    }
+
+    #[test]
+    fn a_step_may_wait_for_the_steps_of_other_models() {
+        let text = "[models.fox]\nmodel = \"m/a\"";
+        assert!(read_file("patient", text, "--step-deadline 30").is_ok());
+        let hasty = read_file("hasty", text, "--step-deadline 29");
+        let refused = hasty
+            .err()
+            .expect("a wait of 10 seconds and a step need more");
+        assert!(
+            refused.contains("--step-deadline must be at least 30"),
+            "{refused}"
+        );
     }
 
     #[test]
