@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 pub(super) trait FileLayer: Send + Sync {
     /// Fills `bytes`. A file that is too short is an error of kind `UnexpectedEof`.
     fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()>;
-    /// Begins to bring bytes into the page cache, for a read that comes soon.
-    fn read_ahead(&self, _len: usize, _at: u64) {}
+    /// Begins to bring bytes to memory, so that the next read of them waits less. Files in memory have nothing to do.
+    fn read_ahead(&self, _at: u64, _num_bytes: u64) {}
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()>;
     /// When this returns, all earlier writes survive a crash. Without it, any part of them may be lost.
     fn sync(&self) -> io::Result<()>;
@@ -25,18 +25,12 @@ impl FileLayer for File {
     }
 
     #[cfg(target_os = "linux")]
-    fn read_ahead(&self, len: usize, at: u64) {
+    fn read_ahead(&self, at: u64, num_bytes: u64) {
         use std::os::fd::AsRawFd;
-        // SAFETY: the descriptor is open as long as the file is borrowed, and the call reads no memory. It is a hint, so
-        // that its failure has no effect.
-        unsafe {
-            libc::posix_fadvise(
-                self.as_raw_fd(),
-                at as _,
-                len as _,
-                libc::POSIX_FADV_WILLNEED,
-            )
-        };
+        let (at, num_bytes) = (at as libc::off_t, num_bytes as libc::off_t);
+        // A failure costs time alone: the read itself reports errors.
+        // SAFETY: the descriptor is open as long as the file is borrowed, and the call reads no memory.
+        unsafe { libc::posix_fadvise(self.as_raw_fd(), at, num_bytes, libc::POSIX_FADV_WILLNEED) };
     }
 
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
@@ -70,8 +64,8 @@ impl FileLayer for Box<dyn FileLayer> {
         (**self).read_at(bytes, at)
     }
 
-    fn read_ahead(&self, len: usize, at: u64) {
-        (**self).read_ahead(len, at);
+    fn read_ahead(&self, at: u64, num_bytes: u64) {
+        (**self).read_ahead(at, num_bytes);
     }
 
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {

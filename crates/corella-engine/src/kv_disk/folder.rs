@@ -123,6 +123,10 @@ impl FileLayer for KvFile {
         self.file.read_at(bytes, at)
     }
 
+    fn read_ahead(&self, at: u64, num_bytes: u64) {
+        self.file.read_ahead(at, num_bytes);
+    }
+
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         self.file.write_at(bytes, at)
     }

@@ -449,14 +449,14 @@ impl<F: FileLayer> PageStore<F> {
         stored
     }
 
-    /// Begins to read a page, for a [`read`](Self::read) that comes soon.
-    pub fn read_ahead(&self, page: &PageName) {
+    /// Begins to bring a page to memory, for a read that follows soon.
+    pub fn read_ahead(&self, key: PageKey) {
         let found = {
             let index = self.index();
-            index.slot(page.key).map(|at| (at, index.disk_of(at)))
+            { index.slot(key) }.map(|slot| (index.disk_of(slot), slot))
         };
-        if let Some((at, disk)) = found {
-            self.files[disk].read_ahead(at);
+        if let Some((disk, slot)) = found {
+            self.files[disk].read_ahead(slot);
         }
     }
 

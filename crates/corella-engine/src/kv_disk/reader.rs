@@ -18,10 +18,6 @@ use super::slot::PageName;
 use super::tier::Tier;
 use crate::wake::doorbell::LoopSender;
 
-/// The number of pages that the disk brings while a page is checked and copied. More pages were not quicker, and a
-/// stopped fetch has read them in vain.
-const PAGES_AHEAD: usize = 2;
-
 pub(super) fn start(
     disk: usize,
     tier: Arc<Tier>,
@@ -63,6 +59,9 @@ fn guarded(tier: &Tier, work: impl FnOnce() -> bool) -> bool {
     })
 }
 
+/// The number of pages that a disk reads while the thread checks and copies the page before them.
+const PAGES_AHEAD: usize = 2;
+
 /// Reads the pages of a share in order. Returns false if one of them is missing.
 fn read(
     tier: &Tier,
@@ -79,16 +78,16 @@ fn read(
     if share.is_first() {
         store.begin_path(&share.task.path.hashes);
     }
-    let mut ahead = share.pages.iter();
-    let mut read_ahead = |num_pages| {
-        for page in ahead.by_ref().take(num_pages) {
-            store.read_ahead(&page.name(&share.task.path));
-        }
-    };
-    read_ahead(PAGES_AHEAD);
+    let mut ahead = share.pages.iter().skip(1);
     for wanted in &share.pages {
-        read_ahead(1);
-        if !share.go_on_to(wanted.block, report) || !read_page(tier, pages, share, wanted, slot) {
+        if !share.go_on_to(wanted.block, report) {
+            return false;
+        }
+        let num_ahead = if *num_pages == 0 { PAGES_AHEAD } else { 1 };
+        for next in ahead.by_ref().take(num_ahead) {
+            store.read_ahead(next.name(&share.task.path).key);
+        }
+        if !read_page(tier, pages, share, wanted, slot) {
             return false;
         }
         *num_pages += 1;

@@ -121,19 +121,19 @@ impl<F: FileLayer> SlotFile<F> {
         Ok(before.end..self.reserved().end.max(before.end))
     }
 
-    /// Begins to read a slot, for a [`read`](Self::read) that comes soon.
-    pub fn read_ahead(&self, slot: u32) {
-        if let Some(file) = self.file.get() {
-            file.read_ahead(self.shape.slot_bytes(), self.at(slot));
-        }
-    }
-
     /// Fills `bytes`, from the slot's beginning on. Returns false if the file was cut off.
     pub fn read(&self, slot: u32, bytes: &mut [u8]) -> io::Result<bool> {
         match self.file()?.read_at(bytes, self.at(slot)) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Begins to bring a slot to memory.
+    pub fn read_ahead(&self, slot: u32) {
+        if let Some(file) = self.file.get() {
+            file.read_ahead(self.at(slot), self.shape.slot_bytes() as u64);
         }
     }
 

@@ -24,10 +24,18 @@ struct Content {
     reads: Mutex<()>,
     /// The number of reads that have begun.
     num_reads: AtomicUsize,
+    /// The places of reads and of reads ahead, in their order.
+    places: Mutex<Vec<Place>>,
     /// Locked while synchronisations are held.
     syncs: Mutex<()>,
     /// The number of synchronisations that have begun.
     num_syncs: AtomicUsize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Place {
+    Ahead { at: u64, num_bytes: u64 },
+    Read { at: u64, num_bytes: u64 },
 }
 
 struct Fault {
@@ -84,11 +92,20 @@ impl FaultyFile {
 impl FileLayer for FaultyFile {
     fn read_at(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
         self.0.num_reads.fetch_add(1, Ordering::Relaxed);
+        let num_bytes = bytes.len() as u64;
+        let mut places = self.0.places.lock().unwrap();
+        places.push(Place::Read { at, num_bytes });
+        drop(places);
         drop(self.0.reads.lock().unwrap());
         let content = self.begin(true)?;
         let there = content.get(at as usize..at as usize + bytes.len());
         bytes.copy_from_slice(there.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
+    }
+
+    fn read_ahead(&self, at: u64, num_bytes: u64) {
+        let mut places = self.0.places.lock().unwrap();
+        places.push(Place::Ahead { at, num_bytes });
     }
 
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
@@ -190,6 +207,34 @@ fn an_error_in_the_middle_of_a_fetch_leaves_the_blocks_before_it() {
         wait_until("it is on", || tier.try_again() || tier.stats().is_on());
         bench.scheduler.reset_prefix_cache().unwrap();
         assert_eq!(bench.fetch_and_answer(), 26 - 4 * NUM_BLOCKS as usize);
+    }
+}
+
+#[test]
+fn a_disk_reads_two_pages_ahead_and_each_page_once() {
+    let (mut bench, file) = bench("ahead");
+    bench.store();
+    file.0.places.lock().unwrap().clear();
+    assert_eq!(bench.fetch_and_answer(), 26 - 4 * NUM_BLOCKS as usize);
+    let places = file.0.places.lock().unwrap();
+    let order = |is_wanted: fn(&Place) -> bool| {
+        let wanted = places.iter().enumerate().filter(|(_, it)| is_wanted(it));
+        let wanted = wanted.map(|(order, &place)| match place {
+            Place::Ahead { at, num_bytes } | Place::Read { at, num_bytes } => {
+                (order, (at, num_bytes))
+            }
+        });
+        wanted.unzip::<usize, (u64, u64), Vec<_>, Vec<_>>()
+    };
+    let (ahead_order, ahead) = order(|place| matches!(place, Place::Ahead { .. }));
+    let (read_order, read) = order(|place| matches!(place, Place::Read { .. }));
+    assert_eq!(read.len(), NUM_BLOCKS as usize);
+    // The first page is read at once.
+    assert_eq!(ahead, read[1..]);
+    for (at, &order) in ahead_order.iter().enumerate() {
+        // Page `at + 1` is asked for when the pages up to `at - 2` have been read, and page 0 has not.
+        let num_read = read_order.iter().filter(|&&read| read < order).count();
+        assert_eq!(num_read, at.saturating_sub(1), "page {}", at + 1);
     }
 }
 
