@@ -6,7 +6,7 @@ import json
 
 import golden_model
 import pytest
-from openai import BadRequestError, ConflictError, NotFoundError
+from openai import BadRequestError, ConflictError, InternalServerError, NotFoundError
 from server_process import ServerProcess
 from stalled_mount import stalled_mount
 
@@ -73,6 +73,31 @@ def test_adapters_are_loaded_and_unloaded_beside_running_requests(client):
     with pytest.raises(NotFoundError):
         next_token(client, "some", [1, 2, 3])
     check(client, "all", "llama-all")
+
+
+def test_an_adapter_of_a_table_loads_its_model_and_leaves_with_it(tmp_path):
+    folder = golden_model.make(BASE, tmp_path / "base")
+    table = {"model": folder, "dtype": "float32", "kv-cache-dtype": "float32"}
+    lines = [f"{key} = {json.dumps(str(value))}" for key, value in table.items()]
+    file = tmp_path / "models.toml"
+    modules = json.dumps([f"all={ADAPTERS / 'llama-all'}", f"gone={tmp_path}"])
+    adapted = ["[models.base]", *lines, f"lora-modules = {modules[:modules.index(',')]}]"]
+    file.write_text("\n".join([*adapted, "[models.broken]", *lines, f"lora-modules = [{modules.split(', ')[1]}"]))
+    with ServerProcess("--models", file, "--device", "cpu") as server:
+        listed = {model.id: model for model in server.client.models.list()}
+        assert (listed["all"].parent, listed["all"].status["value"]) == ("base", "unloaded")
+        check(server.client, "all", "llama-all")
+        listed = {model.id: model for model in server.client.models.list()}
+        assert listed["all"].root == str(ADAPTERS / "llama-all")
+        unload = server.client.with_options(base_url=server.base_url)
+        unload.post("/models/unload", cast_to=object, body={"model": "base"})
+        status = lambda: server.client.models.retrieve("all").status["value"]
+        server.wait_until(lambda: status() == "unloaded", "the model is unloaded")
+        check(server.client, "all", "llama-all")
+        with pytest.raises(ConflictError, match="--max-loras"):
+            load(server.client, "more", ADAPTERS / "llama-all")
+        with pytest.raises(InternalServerError, match=f"its adapter gone in {tmp_path}"):
+            next_token(server.client, "gone", [1])
 
 
 def test_what_cannot_be_loaded_is_named(client):

@@ -183,6 +183,7 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
                     options: config.options,
                     limits: config.limits,
                     request: config.request,
+                    adapters: Vec::new(),
                 },
                 hub: None,
                 log_format: config.log_format,

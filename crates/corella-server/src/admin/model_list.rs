@@ -41,11 +41,19 @@ fn status(view: &ModelView) -> Value {
     status
 }
 
-/// `parent` is the model that the adapter changes.
-fn adapted_model(models: &ModelSet, view: &ModelView, id: &str, adapter: &ServedAdapter) -> Value {
+/// `parent` is the model that the adapter changes. An adapter that is loaded with its model has no `root` before.
+fn adapted_model(
+    models: &ModelSet,
+    view: &ModelView,
+    id: &str,
+    adapter: Option<&ServedAdapter>,
+) -> Value {
     let mut model = model(models, view, id);
-    model["created"] = json!(adapter.created);
-    model["parent"] = std::mem::replace(&mut model["root"], json!(adapter.path));
+    let path = adapter.map(|adapter| &adapter.path);
+    model["parent"] = std::mem::replace(&mut model["root"], json!(path));
+    if let Some(adapter) = adapter {
+        model["created"] = json!(adapter.created);
+    }
     model
 }
 
@@ -64,11 +72,12 @@ pub async fn list_known_models(State(models): State<ModelSet>, context: CallCont
         data.extend(names.map(|name| model(&models, view, name)));
     }
     for view in &views {
-        let Some(state) = &view.state else { continue };
-        let adapters = state.served.adapters.list();
+        let mut adapters = view.adapters();
+        adapters.retain(|(name, _)| view.check_key(&context, name).is_ok());
         let adapters = adapters.iter();
-        let adapters = adapters.filter(|(name, _)| view.check_key(&context, name).is_ok());
-        data.extend(adapters.map(|(name, adapter)| adapted_model(&models, view, name, adapter)));
+        data.extend(
+            adapters.map(|(name, adapter)| adapted_model(&models, view, name, adapter.as_ref())),
+        );
     }
     json_response(&json!({"object": "list", "data": data}))
 }
@@ -83,10 +92,10 @@ pub async fn retrieve_model(
     let id = models.check_key(&context, Some(&name))?;
     let mut views = models.views();
     let view = views.swap_remove(id.0);
-    let state = view.state.as_ref();
-    let adapter = state.and_then(|state| state.served.adapters.get(&name));
-    Ok(json_response(&match &adapter {
-        Some(adapter) => adapted_model(&models, &view, &name, adapter),
+    let mut adapters = view.adapters().into_iter();
+    let adapter = adapters.find(|(adapter, _)| *adapter == name);
+    Ok(json_response(&match adapter {
+        Some((_, adapter)) => adapted_model(&models, &view, &name, adapter.as_ref()),
         None => model(&models, &view, &name),
     }))
 }

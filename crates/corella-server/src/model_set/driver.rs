@@ -128,6 +128,7 @@ impl ModelSet {
             models: vec![ModelSetting {
                 names: state.config.served_model_names.clone(),
                 other_names: state.config.other_names.clone(),
+                adapters: Vec::new(),
                 is_pinned: true,
                 keep_alive: KeepAlive::Forever,
                 takes_keep_alive: false,

@@ -51,6 +51,8 @@ pub struct ModelSetting {
     /// Further accepted names. If several models have one, the table leaves it to the first of them, and to a model that
     /// is named so.
     pub other_names: Vec<String>,
+    /// The adapters that are loaded with the model. No other model or adapter has any of these names.
+    pub adapters: Vec<String>,
     /// A pinned model is neither evicted nor unloaded when it is idle.
     pub is_pinned: bool,
     pub keep_alive: KeepAlive,
@@ -202,13 +204,17 @@ impl ModelTable {
         position.map(ModelId)
     }
 
+    /// Returns the model with this name, with this other name, or with this adapter.
     pub fn find(&self, name: &str) -> Option<ModelId> {
-        self.find_named(name).or_else(|| {
-            let is_short = |short: &String| short == name;
+        let having = |names: fn(&ModelSetting) -> &Vec<String>| {
             let mut models = self.models.iter();
-            let position = models.position(|model| model.setting.other_names.iter().any(is_short));
-            position.map(ModelId)
-        })
+            let is_it =
+                |model: &ModelEntry| names(&model.setting).iter().any(|known| known == name);
+            models.position(is_it).map(ModelId)
+        };
+        self.find_named(name)
+            .or_else(|| having(|setting| &setting.other_names))
+            .or_else(|| having(|setting| &setting.adapters))
     }
 
     pub fn setting(&self, model: ModelId) -> &ModelSetting {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use crate::adapter::served_adapter::ServedAdapter;
 use crate::call::call_context::CallContext;
 use crate::config::serve_config::names_like;
 use crate::model_set::model_card::ModelCard;
@@ -55,6 +56,24 @@ impl ModelView {
                 Some(*memory)
             }
             _ => None,
+        }
+    }
+
+    /// Returns the model's adapters by name: the loaded ones, or those that are loaded with the model.
+    pub fn adapters(&self) -> Vec<(String, Option<ServedAdapter>)> {
+        match &self.state {
+            Some(state) => {
+                let loaded = state.served.adapters.list().into_iter();
+                loaded
+                    .map(|(name, adapter)| (name, Some(adapter)))
+                    .collect()
+            }
+            None => self
+                .setting
+                .adapters
+                .iter()
+                .map(|name| (name.clone(), None))
+                .collect(),
         }
     }
 

@@ -103,6 +103,7 @@ fn setting(name: &str, keep_alive: KeepAlive) -> ModelSetting {
     ModelSetting {
         names: vec![name.to_owned()],
         other_names: other_names(name),
+        adapters: Vec::new(),
         is_pinned: false,
         keep_alive,
         takes_keep_alive: true,

@@ -1,19 +1,22 @@
 //! Loads the models of a server that has several.
 
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use corella_engine::{Generate, Submission, SubmitError, TokenStream, rare_line};
 use corella_hub::{CachedModel, Fetched, Hub, ModelName, short_names};
 use corella_server::{
-    Backend, ModelId, ModelLoader, ModelMemory, ModelSetting, OutputMetrics, ServeConfig,
-    ServerParts, ServerState, TextModel,
+    AdapterLoader, Backend, ModelId, ModelLoader, ModelMemory, ModelSetting, OutputMetrics,
+    ServeConfig, ServerParts, ServerState, TextModel,
 };
 
 use crate::arguments::args::LogFormatArg;
 use crate::arguments::config::{HubModels, ModelOptions, ServedModel};
 use crate::arguments::log_format::announce;
 use crate::options::weight_cache::WeightKeeper;
+use crate::serve::adapter_loader::FolderLoader;
 use crate::{Llm, MemoryPlan, ModelSource};
 
 /// The models of a server, and the options that they share.
@@ -36,7 +39,7 @@ impl ModelLoader for SourceLoader {
         let plan = Llm::plan(&source, &own.options);
         let plan = plan.map_err(|error| error.to_string())?;
         Ok(ModelMemory {
-            weights: plan.weight_bytes,
+            weights: plan.weight_bytes + adapter_bytes(&own.adapters),
             kv_pool: plan.kv_cache_bytes,
             working: plan.working_bytes,
         })
@@ -66,7 +69,7 @@ impl ModelLoader for SourceLoader {
             );
         }
         announce(self.log_format, &llm.summary());
-        Ok(self.state(llm, own))
+        self.state(llm, own)
     }
 
     fn further_models(&self) -> Vec<ModelSetting> {
@@ -84,6 +87,7 @@ impl ModelLoader for SourceLoader {
             let name = model.name.to_string();
             ModelSetting {
                 other_names: short_names(&name),
+                adapters: Vec::new(),
                 names: vec![name],
                 is_pinned: false,
                 keep_alive: *keep_alive,
@@ -145,7 +149,10 @@ impl SourceLoader {
         }
     }
 
-    fn state(&self, llm: Llm, own: &ModelOptions) -> Arc<ServerState> {
+    fn state(&self, llm: Llm, own: &ModelOptions) -> Result<Arc<ServerState>, String> {
+        let has_adapters = llm.engine.adapters().is_some();
+        let adapters =
+            has_adapters.then(|| Arc::new(FolderLoader::new(&llm)) as Arc<dyn AdapterLoader>);
         let request = own.request.clone();
         let reply_format = request.reply_format(llm.chat_template.as_ref());
         let config = request.serve_config(&llm, own.limits.clone());
@@ -159,12 +166,27 @@ impl SourceLoader {
             generator: Arc::new(LoadedEngine::new(engine, llm.weight_keepers)),
             kv_transfer: None,
             roles: None,
-            adapters: None,
+            adapters,
             outputs: OutputMetrics::default(),
             collectors: Vec::new(),
         };
-        ServerState::with_backend(self.parts.clone(), config, text, llm.engine, backend)
+        let state =
+            ServerState::with_backend(self.parts.clone(), config, text, llm.engine, backend);
+        for (name, path) in &own.adapters {
+            let loaded = state.load_adapter(name, path);
+            loaded.map_err(|error| format!("its adapter {name} in {path}: {error}"))?;
+        }
+        Ok(state)
     }
+}
+
+/// Returns the memory of adapters: at most twice their files, whose numbers have two bytes or more and are kept in four.
+fn adapter_bytes(adapters: &[(String, String)]) -> u64 {
+    let sizes = adapters.iter().map(|(_, path)| {
+        let weights = Path::new(path).join("adapter_model.safetensors");
+        fs::metadata(weights).map_or(0, |file| file.len())
+    });
+    2 * sizes.sum::<u64>()
 }
 
 /// A model's generator, and the threads that write its packed weights: they keep the memory of the weights, and so must

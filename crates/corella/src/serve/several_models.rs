@@ -53,6 +53,7 @@ pub async fn serve(config: Serve, mut models: Models) -> Result<(), Error> {
             options: config.options,
             limits: config.limits,
             request: config.request,
+            adapters: Vec::new(),
         },
         hub: models.hub.take(),
         log_format: config.log_format,

@@ -106,11 +106,7 @@ fn parameter_size(num_parameters: u64) -> String {
 
 /// Returns the names of a model that a caller may use: its own and those of its adapters.
 fn names(view: &ModelView, context: &CallContext) -> Vec<String> {
-    let adapters = view
-        .state
-        .iter()
-        .flat_map(|state| state.served.adapters.list());
-    let adapters = adapters.map(|(name, _)| name);
+    let adapters = view.adapters().into_iter().map(|(name, _)| name);
     let names = view.setting.names.iter().cloned().chain(adapters);
     names
         .filter(|name| view.check_key(context, name).is_ok())

@@ -167,6 +167,7 @@ mod tests {
         ModelSetting {
             names: vec![name.to_owned()],
             other_names: Vec::new(),
+            adapters: Vec::new(),
             is_pinned: false,
             keep_alive: KeepAlive::Forever,
             takes_keep_alive: true,

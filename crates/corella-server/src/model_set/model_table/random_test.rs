@@ -93,6 +93,7 @@ impl Run {
             settings.push(ModelSetting {
                 names: vec![format!("model-{index}")],
                 other_names: Vec::new(),
+                adapters: Vec::new(),
                 is_pinned,
                 keep_alive: KeepAlive::For(Duration::from_micros(default_keep_us)),
                 takes_keep_alive: true,

@@ -21,6 +21,7 @@ fn setting(names: &[&str]) -> ModelSetting {
     ModelSetting {
         names: names.iter().map(|&name| name.to_owned()).collect(),
         other_names: Vec::new(),
+        adapters: Vec::new(),
         is_pinned: false,
         keep_alive: KeepAlive::For(Duration::from_secs(300)),
         takes_keep_alive: true,
@@ -624,6 +625,7 @@ fn a_model_that_was_unloaded_in_its_sleep_does_not_wake() {
 fn models_are_found_by_any_name() {
     let with_other = |names: &[&str], other: &str| ModelSetting {
         other_names: vec![other.to_owned()],
+        adapters: Vec::new(),
         ..setting(names)
     };
     let settings = vec![
@@ -649,6 +651,7 @@ fn requests_add_models_up_to_a_limit() {
     let mut script = Script::new(&[2, 2], &[], 2);
     let added = |name: &str| ModelSetting {
         other_names: vec!["a".to_owned(), "short".to_owned()],
+        adapters: Vec::new(),
         ..setting(&[name])
     };
     script.load_idle(A);

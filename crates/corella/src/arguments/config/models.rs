@@ -43,6 +43,8 @@ pub struct ModelOptions {
     /// The limits of requests, without the facts about a model.
     pub limits: ServeConfig,
     pub request: RequestArgs,
+    /// Names and folders of the adapters that are loaded with the model.
+    pub adapters: Vec<(String, String)>,
 }
 
 /// The models of the hub's cache.
@@ -177,12 +179,14 @@ fn listed_models(args: &ServeArgs, shared: &LlmOptions) -> Result<Vec<ServedMode
         let own_disk = &listed.args.engine.cache.disk;
         let names = &listed.args.request.served_model_name;
         let model = match names.iter().find(|name| is_taken(&models, name)) {
-            Some(name) => Err(Error::Config(format!("two models are named `{name}`"))),
+            Some(name) => Err(two_are_named(name)),
             None if own_disk.kv_disk != disk.kv_disk => Err(for_all_models("--kv-disk")),
             None if own_disk.kv_disk_salted != disk.kv_disk_salted => {
                 Err(for_all_models("--kv-disk-salted"))
             }
-            None => listed_model(listed, shared),
+            None => listed_model(listed, shared, |name| {
+                names.contains(name) || is_taken(&models, name)
+            }),
         };
         let model = model.map_err(|error| Error::Config(format!("{}: {error}", listed.place)));
         models.push(model?);
@@ -205,12 +209,21 @@ fn listed_models(args: &ServeArgs, shared: &LlmOptions) -> Result<Vec<ServedMode
 }
 
 fn is_taken(models: &[ServedModel], name: &str) -> bool {
-    let mut names = models.iter().flat_map(|model| &model.setting.names);
+    let settings = models.iter().map(|model| &model.setting);
+    let mut names = settings.flat_map(|setting| setting.names.iter().chain(&setting.adapters));
     names.any(|taken| taken == name)
 }
 
+fn two_are_named(name: &str) -> Error {
+    Error::Config(format!("two models are named `{name}`"))
+}
+
 /// A model of the models file. What all models have in common is in `shared`.
-fn listed_model(listed: &ListedModel, shared: &LlmOptions) -> Result<ServedModel, Error> {
+fn listed_model(
+    listed: &ListedModel,
+    shared: &LlmOptions,
+    is_taken: impl Fn(&String) -> bool,
+) -> Result<ServedModel, Error> {
     let args = &listed.args;
     check_common_options(args)?;
     let mut options = args.engine.options(&args.model)?;
@@ -218,18 +231,29 @@ fn listed_model(listed: &ListedModel, shared: &LlmOptions) -> Result<ServedModel
     stay_off_gpus(&mut options);
     options.step_deadline = args.server.step_deadline();
     let mut limits = ServeConfig::new("", 0, 0, 0);
-    args.adapter.set(&mut options, &mut limits)?;
+    let adapters = args.adapter.set(&mut options, &mut limits)?;
+    // Only the adapters of the table are loaded again with the model.
+    limits.max_num_adapters = adapters.len();
+    let mut names: Vec<String> = Vec::new();
+    for (name, _) in &adapters {
+        if is_taken(name) || names.contains(name) {
+            return Err(two_are_named(name));
+        }
+        names.push(name.clone());
+    }
     Ok(ServedModel {
         source: source_of(args.model.model.clone(), args.model.name.clone()),
         setting: ModelSetting {
             is_pinned: listed.is_pinned,
             takes_keep_alive: !listed.is_pinned,
+            adapters: names,
             ..setting(args, listed.name.clone())
         },
         own: Some(Arc::new(ModelOptions {
             options,
             limits,
             request: args.request.clone(),
+            adapters,
         })),
     })
 }
@@ -238,6 +262,7 @@ fn setting(args: &ServeArgs, name: String) -> ModelSetting {
     let served = &args.request.served_model_name;
     ModelSetting {
         other_names: short_names(&name),
+        adapters: Vec::new(),
         names: match served.is_empty() {
             true => vec![name],
             false => served.clone(),
@@ -502,6 +527,36 @@ mod tests {
         // A request cannot unload a pinned model.
         let takes = [first, fox, owl].map(|setting| setting.takes_keep_alive);
         assert_eq!(takes, [true, false, true]);
+    }
+
+    #[test]
+    fn a_table_has_adapters_and_each_name_once() {
+        let table = |name: &str, adapters: &str| {
+            format!("[models.{name}]\nmodel = \"m/{name}\"\nlora-modules = [{adapters}]\n")
+        };
+        let fox = table("fox", "\"sql=a/sql\", \"law=a/law\"");
+        let models = read_file("adapted", &fox, "").unwrap();
+        assert_eq!(models[0].setting.adapters, ["sql", "law"]);
+        let own = models[0].own.as_deref().expect("a table");
+        assert_eq!(own.adapters[1], ("law".to_owned(), "a/law".to_owned()));
+        assert_eq!(
+            (own.limits.max_num_adapters, own.options.max_adapter_rank),
+            (2, Some(64))
+        );
+        for (name, twice) in [
+            ("sql", table("owl", "\"sql=a/other\"")),
+            ("fox", table("owl", "\"fox=a/other\"")),
+            ("owl", table("owl", "\"owl=a/other\"")),
+            ("law", table("law", "")),
+            ("new", table("owl", "\"new=a/one\", \"new=a/two\"")),
+        ] {
+            let error = read_file("twice", &format!("{fox}{twice}"), "").err();
+            let error = error.expect("a name stands for one model or adapter");
+            assert!(
+                error.contains(&format!("two models are named `{name}`")),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -62,7 +62,8 @@ fn options_of_a_model() -> HashSet<String> {
     let command = EngineArgs::augment_args(command);
     let ids = command.get_arguments().map(|arg| arg.get_id().to_string());
     let ids = ids.filter(|id| id != "allow_unknown_fields");
-    ids.chain(["keep_alive".to_owned()]).collect()
+    let further = ["keep_alive", "lora_modules", "max_lora_rank"];
+    ids.chain(further.map(str::to_owned)).collect()
 }
 
 impl<'a> ModelsFile<'a> {
@@ -240,7 +241,8 @@ fn not_of_a_model(arg: &Arg, key: &str, place: &str) -> String {
     let mut adapters = adapters.get_arguments();
     match adapters.any(|other| other.get_id() == arg.get_id()) {
         true => format!(
-            "{place}: `{key}` is for a server whose model stays loaded so far: leave it out, or serve one model"
+            "{place}: `{key}` is for a server whose model stays loaded so far: the adapters of a table are those of its \
+             `lora-modules`"
         ),
         false => format!(
             "{place}: `{key}` is an option of the server, not of a model: it stays on the command line"
