@@ -1,4 +1,8 @@
-"""A proxy that pairs two servers by `kv_transfer_params`, like llm-d's sidecar with its connector nixlv2."""
+"""A proxy that pairs two servers by `kv_transfer_params`, like llm-d's sidecar with its connector nixlv2.
+
+Its port for `p2p_port` is the sidecar's `--p2p-connector-port`: with `--enable-p2p-pull`, the sidecar names the node of
+the header `x-kv-cache-source-host-port`, by that port, to the node that computes the prompt.
+"""
 
 import contextlib
 import copy
@@ -19,6 +23,8 @@ ASK_FOR_TRANSFER = {
     "remote_port": None,
 }
 
+KV_SOURCE = "x-kv-cache-source-host-port"
+
 
 class PairingProxy:
     """Has `prefill` compute prompts and `decode` answer. Both are servers with a `port`."""
@@ -26,6 +32,7 @@ class PairingProxy:
     def __init__(self, prefill, decode):
         self.prefill = prefill
         self.decode = decode
+        self.p2p_port = 7777
         self.between = lambda: None
         self.transfer_params = []
         self.request_ids = []
@@ -37,7 +44,7 @@ class PairingProxy:
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 name = self.headers.get("x-request-id") or str(uuid.uuid4())
-                proxy.serve(self, body, name)
+                proxy.serve(self, body, name, self.headers.get(KV_SOURCE))
 
             def log_message(self, *_):
                 pass
@@ -55,14 +62,18 @@ class PairingProxy:
         self._server.shutdown()
         self._server.server_close()
 
-    def serve(self, handler, body, name):
+    def serve(self, handler, body, name, kv_source=None):
         first = copy.deepcopy(body)
         first["stream"] = False
         first.pop("stream_options", None)
         first["max_tokens"] = 1
         if "max_completion_tokens" in first:
             first["max_completion_tokens"] = 1
-        first["kv_transfer_params"] = ASK_FOR_TRANSFER
+        first["kv_transfer_params"] = dict(ASK_FOR_TRANSFER)
+        if kv_source:
+            host, _, _ = kv_source.rpartition(":")
+            source = {"kv_request_id": name, "remote_host": host, "remote_port": self.p2p_port}
+            first["kv_transfer_params"]["remote_kv_source"] = source
         status, answer = 0, None
         with contextlib.suppress(OSError, http.client.HTTPException):
             status, headers, answer = post(self.prefill.port, handler.path, first, name)
@@ -107,11 +118,11 @@ def headers(name):
     return {"content-type": "application/json", "x-request-id": name}
 
 
-def post(port, path, body, name="a-test"):
+def post(port, path, body, name="a-test", more_headers=()):
     """Returns status, headers and body of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     with contextlib.closing(connection):
-        connection.request("POST", path, json.dumps(body), headers(name))
+        connection.request("POST", path, json.dumps(body), {**headers(name), **dict(more_headers)})
         response = connection.getresponse()
         return response.status, response.headers, response.read()
 

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import itertools
 import json
 import socket
 import tempfile
@@ -9,9 +10,10 @@ import tempfile
 import golden_model
 import openai
 import pytest
-from patience import PATIENCE_S
-from pairing_proxy import ASK_FOR_TRANSFER, PairingProxy, post
+from patience import PATIENCE_S, wait_until
+from pairing_proxy import ASK_FOR_TRANSFER, KV_SOURCE, PairingProxy, post
 from server_process import ServerProcess
+from wander import site_of
 from fleet import LOAD_TIMEOUT_S, random_requests
 
 THREADS = ("--threads", 1)
@@ -59,6 +61,40 @@ def wait_for_rest(proxy):
             and server.metric("corella_kv_pages_held") == 0,
             "nothing is kept for the other node",
         )
+
+
+def test_a_sidecar_names_a_node_that_has_the_prompts_beginning():
+    beginnings = itertools.count(300)
+    with pair("--block-fetch", "always") as proxy, ServerProcess(*NODE) as source:
+        proxy.p2p_port = site_of(source)["port"]
+        kv_source = {"kv_request_id": "a-test", "remote_host": "127.0.0.1", "remote_port": proxy.p2p_port}
+
+        def is_fetched(ask):
+            prompt = [next(beginnings), *PROMPT]
+            expected, _ = answer_of(source, prompt=prompt)
+            text, usage = ask({"prompt": prompt, **ANSWER})
+            assert text == expected
+            # The prompt has 91 tokens and so 5 whole blocks.
+            return usage["prompt_tokens_details"]["cached_tokens"] == 80
+
+        def through_the_pair(body):
+            # The endpoint picker names the serving port of the source.
+            named = {KV_SOURCE: f"127.0.0.1:{source.port}"}
+            status, _, answer = post(proxy.port, "/v1/completions", body, more_headers=named)
+            assert status == 200, answer
+            answer = json.loads(answer)
+            return answer["choices"][0]["text"], answer["usage"]
+
+        def without_prefill(body):
+            return answer_of(proxy.decode, body, kv_transfer_params={"remote_kv_source": kv_source, "later": 1})
+
+        # A busy machine may answer a lookup too late. The next prompt is requested then.
+        wait_until(lambda: is_fetched(through_the_pair), "the prefill node has fetched a prompt")
+        num_asked = next(beginnings) - 300
+        assert num_pulls(proxy.decode, "loaded") == num_asked, "the prefill node has kept what it fetched"
+        assert proxy.prefill.metric("corella_block_fetches_total", outcome="begun") >= 1
+        wait_until(lambda: is_fetched(without_prefill), "the decode node has fetched a prompt")
+        wait_for_rest(proxy)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])

@@ -8,6 +8,7 @@
 
 mod allowed_peers;
 mod answer;
+mod block_site;
 mod kept_prompts;
 mod params;
 mod prefix_fetcher;
@@ -28,7 +29,7 @@ pub use prefix_fetcher::{FetchOutcome, PrefixFetcher};
 pub use prompt_fetcher::{PromptFetchOutcome, PromptFetcher};
 
 use kept_prompts::KeptTicket;
-use params::Transfer;
+use params::{Fetch, Transfer};
 
 /// The parts of a node that serve requests with `kv_transfer_params`.
 #[derive(Clone)]
@@ -47,8 +48,15 @@ pub struct KvConnector {
 pub struct ConnectorCall {
     connector: KvConnector,
     transfer: Transfer,
-    name: Box<str>,
-    ticket: KeptTicket,
+    name: Arc<str>,
+    ticket: Arc<KeptTicket>,
+}
+
+/// Takes submissions whose prompt is computed here and then kept.
+struct Keeping {
+    kept: Arc<KeptPrompts>,
+    name: Arc<str>,
+    ticket: Arc<KeptTicket>,
 }
 
 impl KvConnector {
@@ -64,7 +72,7 @@ impl KvConnector {
             connector: self.clone(),
             transfer,
             name: name.into(),
-            ticket: KeptTicket::default(),
+            ticket: Arc::default(),
         }))
     }
 }
@@ -72,7 +80,7 @@ impl KvConnector {
 impl ConnectorCall {
     /// Returns whether another node wants the prompt's rows.
     pub fn keeps_prompt(&self) -> bool {
-        matches!(self.transfer, Transfer::Keep)
+        self.transfer.keeps
     }
 
     /// Returns the answer's parameters for the other node, if rows are kept for it.
@@ -84,20 +92,28 @@ impl ConnectorCall {
 impl Generate for ConnectorCall {
     fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
         let connector = &self.connector;
-        let local = &connector.local;
-        match &self.transfer {
-            Transfer::Keep if let Some(kept) = &connector.kept => {
-                kept.submit(submission, &self.name, &self.ticket)
+        let local: Arc<dyn Generate> = match &connector.kept {
+            Some(kept) if self.transfer.keeps => Arc::new(Keeping {
+                kept: kept.clone(),
+                name: self.name.clone(),
+                ticket: self.ticket.clone(),
+            }),
+            _ => connector.local.clone(),
+        };
+        match &self.transfer.fetch {
+            Some(Fetch::Prompt(source)) if let Some(prompt_fetcher) = &connector.prompt_fetcher => {
+                prompt_fetcher.submit(submission, source, &self.name, &local)
             }
-            Transfer::FetchPrompt(source)
-                if let Some(prompt_fetcher) = &connector.prompt_fetcher =>
-            {
-                prompt_fetcher.submit(submission, source, &self.name, local)
-            }
-            Transfer::FetchBlocks(site) if let Some(fetcher) = &connector.fetcher => {
-                fetcher.submit(submission, site, local)
+            Some(Fetch::Blocks(site)) if let Some(fetcher) = &connector.fetcher => {
+                fetcher.submit(submission, site, &local)
             }
             _ => local.submit(submission),
         }
+    }
+}
+
+impl Generate for Keeping {
+    fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
+        self.kept.submit(submission, &self.name, &self.ticket)
     }
 }

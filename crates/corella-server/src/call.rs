@@ -1,6 +1,7 @@
 //! The computation of a call: its caller and their limits, its generation as text, and its metrics.
 
 pub mod account;
+pub mod cached_prompt;
 pub mod call_context;
 pub mod call_engine;
 pub mod generation;

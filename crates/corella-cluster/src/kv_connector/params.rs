@@ -23,26 +23,33 @@ use corella_core::{Arithmetic, Incarnation, Namespace, PageHash, SessionId, Toke
 use serde_json::{Map, Value, json};
 
 use super::allowed_peers::AllowedPeers;
+use super::block_site;
 use crate::transport::PeerAddress;
 
 /// The prefix of the engine ids that this version understands.
 const ENGINE: &str = "corella-3-";
 /// A DNS name has at most 253 characters.
-const MAX_HOST_BYTES: usize = 255;
-const MAX_ID_BYTES: usize = 256;
+pub(super) const MAX_HOST_BYTES: usize = 255;
+pub(super) const MAX_ID_BYTES: usize = 256;
 /// Linux limits a socket's name to this length.
-const MAX_SOCKET_BYTES: usize = 107;
+pub(super) const MAX_SOCKET_BYTES: usize = 107;
 /// The prefix of the names of nodes' sockets. A request must not make a node connect to another program.
 pub const SOCKET_PREFIX: &str = "corella-kv-";
 
 /// The transfer that a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Transfer {
-    /// Keep the prompt's rows for another node.
-    Keep,
-    FetchPrompt(Source),
-    /// Fetch the prompt's prefix from the cached blocks of a node.
-    FetchBlocks(Site),
+pub struct Transfer {
+    /// Whether the prompt's rows are kept for another node.
+    pub keeps: bool,
+    /// The rows to fetch before the prompt is computed.
+    pub fetch: Option<Fetch>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fetch {
+    Prompt(Source),
+    /// The prompt's prefix, from the cached blocks of a node.
+    Blocks(Site),
 }
 
 /// The address from which a node sends rows.
@@ -93,7 +100,7 @@ pub struct ParamError {
 }
 
 impl ParamError {
-    fn new(field: &'static str, message: impl Into<String>) -> Self {
+    pub(super) fn new(field: &'static str, message: impl Into<String>) -> Self {
         Self {
             field,
             message: message.into(),
@@ -247,11 +254,9 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
             "must not be true together with do_remote_decode",
         ));
     }
-    if keeps {
-        return Ok(Some(Transfer::Keep));
-    }
     if !fetches {
-        return Ok(cached_blocks(fields)?.map(Transfer::FetchBlocks));
+        let fetch = block_site::parse(fields)?.map(Fetch::Blocks);
+        return Ok((keeps || fetch.is_some()).then_some(Transfer { keeps, fetch }));
     }
     let missing = |field| move || ParamError::new(field, "is required with do_remote_prefill");
     let engine_id = engine_id.ok_or_else(missing("remote_engine_id"))?;
@@ -263,48 +268,18 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
     let port = port.ok_or_else(missing("remote_port"))?;
     let near = near_source("remote_socket", socket, machine)?;
     let host = host.to_owned();
-    Ok(Some(Transfer::FetchPrompt(Source {
+    let source = Source {
         site: Site { host, port, near },
         rows: KeptRows::parse(engine_id, request_id),
-    })))
-}
-
-/// Reads the node whose cached blocks are to be loaded: `{"cached_blocks": {"host": …, "port": …}}`, and `socket` and
-/// `machine` if the node has them.
-fn cached_blocks(fields: &Map<String, Value>) -> Result<Option<Site>, ParamError> {
-    const FIELD: &str = "cached_blocks";
-    let fields = match fields.get(FIELD) {
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::Object(fields)) => fields,
-        Some(_) => {
-            return Err(ParamError::new(
-                FIELD,
-                "must be an object with host and port",
-            ));
-        }
     };
-    let within = |error: ParamError| {
-        let message = format!("its field {} {}", error.field, error.message);
-        ParamError::new(FIELD, message)
-    };
-    let host = text(fields, "host", MAX_HOST_BYTES).map_err(within)?;
-    let host = host.ok_or_else(|| ParamError::new(FIELD, "needs a host"))?;
-    if host.contains(char::is_control) {
-        return Err(ParamError::new(FIELD, "has a host with control characters"));
-    }
-    let port = fields.get("port").and_then(port_of);
-    let port = port.ok_or_else(|| ParamError::new(FIELD, "needs a port from 0 to 65535"))?;
-    let socket = text(fields, "socket", MAX_SOCKET_BYTES).map_err(within)?;
-    let machine = text(fields, "machine", MAX_ID_BYTES).map_err(within)?;
-    Ok(Some(Site {
-        host: host.to_owned(),
-        port,
-        near: near_source(FIELD, socket, machine)?,
+    Ok(Some(Transfer {
+        keeps: false,
+        fetch: Some(Fetch::Prompt(source)),
     }))
 }
 
 /// A request must not make a node connect to another program's socket.
-fn near_source(
+pub(super) fn near_source(
     field: &'static str,
     socket: Option<&str>,
     machine: Option<&str>,
@@ -319,7 +294,7 @@ fn near_source(
 }
 
 /// Dynamo passes a port on as a string or as a floating-point number.
-fn port_of(value: &Value) -> Option<u16> {
+pub(super) fn port_of(value: &Value) -> Option<u16> {
     match value {
         Value::String(digits) => digits.parse().ok(),
         Value::Number(number) => match number.as_u64() {
@@ -341,7 +316,7 @@ fn flag(fields: &Map<String, Value>, field: &'static str) -> Result<bool, ParamE
     }
 }
 
-fn text<'a>(
+pub(super) fn text<'a>(
     fields: &'a Map<String, Value>,
     field: &'static str,
     max_bytes: usize,
@@ -362,6 +337,18 @@ mod tests {
 
     fn read(params: Value) -> Result<Option<Transfer>, ParamError> {
         parse(params.as_object().expect("an object"))
+    }
+
+    const KEEP: Transfer = Transfer {
+        keeps: true,
+        fetch: None,
+    };
+
+    fn fetch_prompt(source: Source) -> Transfer {
+        Transfer {
+            keeps: false,
+            fetch: Some(Fetch::Prompt(source)),
+        }
     }
 
     /// The parameters that llm-d's sidecar sends to a prefill node.
@@ -420,44 +407,10 @@ mod tests {
     }
 
     #[test]
-    fn a_request_names_a_node_that_has_its_blocks() {
-        let site = |near| Site {
-            host: "10.0.0.6".to_owned(),
-            port: 9000,
-            near,
-        };
-        let far = json!({"cached_blocks": {"host": "10.0.0.6", "port": "9000", "later": 1}});
-        assert_eq!(read(far), Ok(Some(Transfer::FetchBlocks(site(None)))));
-        let near = json!({"cached_blocks": {
-            "host": "10.0.0.6", "port": 9000, "socket": "corella-kv-7-1b", "machine": "m",
-        }});
-        let source = NearSource {
-            socket: "corella-kv-7-1b".to_owned(),
-            machine: "m".to_owned(),
-        };
-        assert_eq!(
-            read(near),
-            Ok(Some(Transfer::FetchBlocks(site(Some(source)))))
-        );
-        assert_eq!(read(json!({"cached_blocks": null})), Ok(None));
-        for wrong in [
-            json!("10.0.0.6:9000"),
-            json!({"port": 9000}),
-            json!({"host": "10.0.0.6"}),
-            json!({"host": "10.0.0.6", "port": 70_000}),
-            json!({"host": "10.0.0.6\n", "port": 9000}),
-            json!({"host": "10.0.0.6", "port": 9000, "socket": "/run/other", "machine": "m"}),
-        ] {
-            let error = read(json!({"cached_blocks": wrong})).unwrap_err();
-            assert_eq!(error.field, "cached_blocks");
-        }
-    }
-
-    #[test]
     fn what_a_sidecar_asks_for_is_kept() {
-        assert_eq!(read(asked()), Ok(Some(Transfer::Keep)));
+        assert_eq!(read(asked()), Ok(Some(KEEP)));
         let flag = json!({"do_remote_decode": true});
-        assert_eq!(read(flag), Ok(Some(Transfer::Keep)));
+        assert_eq!(read(flag), Ok(Some(KEEP)));
     }
 
     #[test]
@@ -485,7 +438,7 @@ mod tests {
             params.insert("tp_size".to_owned(), json!([1, {"a": 2}]));
             let params = serde_json::to_string(&params).expect("it is JSON");
             let params = serde_json::from_str(&params).expect("it is JSON");
-            assert_eq!(read(params), Ok(Some(Transfer::FetchPrompt(source))));
+            assert_eq!(read(params), Ok(Some(fetch_prompt(source))));
         }
     }
 
@@ -494,14 +447,17 @@ mod tests {
         for (port, blocks) in [
             (json!("9000"), json!([0.0])),
             (json!(9000.0), json!([0.0, 1.0])),
+            // vLLM lists the blocks of each group of layers.
+            (json!(9000), json!([[0, 1], [2]])),
         ] {
             let mut params = Value::Object(source().to_params());
             params["remote_port"] = port;
             params["remote_block_ids"] = blocks;
             // Members that vLLM's connectors add.
             params["tp_size"] = json!(1.0);
+            params["remote_num_tokens"] = json!("37");
             params["remote_bootstrap_addr"] = json!(null);
-            assert_eq!(read(params), Ok(Some(Transfer::FetchPrompt(source()))));
+            assert_eq!(read(params), Ok(Some(fetch_prompt(source()))));
         }
     }
 
@@ -566,7 +522,10 @@ mod tests {
             let mut params = good.clone();
             params.insert(field.to_owned(), value.into());
             match parse(&params) {
-                Ok(Some(Transfer::FetchPrompt(source))) => assert_eq!(source.rows, None, "{value}"),
+                Ok(Some(Transfer {
+                    keeps: false,
+                    fetch: Some(Fetch::Prompt(source)),
+                })) => assert_eq!(source.rows, None, "{value}"),
                 other => panic!("{value}: {other:?}"),
             }
         }

@@ -154,6 +154,9 @@ impl PromptFetcher {
         if submission.sampling.wants_prompt_outputs() {
             return Err("log-probabilities or a hidden state of the prompt are wanted");
         }
+        if !submission.output.is_empty() {
+            return Err("the request resumes an answer, whose rows the other node lacks");
+        }
         if self.engine.kv_pages().states().is_some() {
             return Err(
                 "the model has recurrent layers, whose states `kv_transfer_params` do not move yet",

@@ -313,6 +313,10 @@ fn stay_reason(submission: &Submission, source: Option<&str>) -> Option<StayReas
     if submission.sampling.wants_prompt_outputs() {
         return Some(StayReason::PromptOutputs);
     }
+    // A session counts the tokens of an answer from its own first one.
+    if !submission.output.is_empty() {
+        return Some(StayReason::Resumed);
+    }
     let cannot_be_sent = submission.constraint.is_some() && source.is_none();
     cannot_be_sent.then_some(StayReason::Constraint)
 }

@@ -46,16 +46,19 @@ pub enum StayReason {
     PromptOutputs,
     /// No other node can enforce the request's constraint.
     Constraint,
+    /// The answer has begun on a server of no session.
+    Resumed,
 }
 
 impl StayReason {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Short,
         Self::SlowLink,
         Self::NoRoom,
         Self::TooSlow,
         Self::PromptOutputs,
         Self::Constraint,
+        Self::Resumed,
     ];
 
     /// Returns the value of the metric's label.
@@ -67,6 +70,7 @@ impl StayReason {
             Self::TooSlow => "too_slow",
             Self::PromptOutputs => "prompt_outputs",
             Self::Constraint => "constraint",
+            Self::Resumed => "resumed",
         }
     }
 }

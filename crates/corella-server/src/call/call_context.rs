@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
-use axum::http::HeaderName;
 use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName};
+use corella_core::LatencyObjectives;
 use corella_engine::TraceScope;
 
 use crate::call::account::Account;
+use crate::call::cached_prompt::prefers_cached;
 use crate::call::request_id::RequestName;
 use crate::call::request_line::RequestLine;
 use crate::config::serve_config::ServeConfig;
@@ -43,8 +45,15 @@ pub struct CallContext {
     pub is_only_check: bool,
     /// The sender's number for the request. With `None`, the server numbers the call.
     pub number: Option<u64>,
+    /// Whether the caller wants an answer only if the prompt is cached.
+    pub prefers_cached: bool,
+    /// The objectives of the headers, for a request whose body has none.
+    objectives: LatencyObjectives,
 }
 
+/// The headers of llm-d's clients for the fields `ttft_slo_ms` and `tpot_slo_ms`, and the headers' old names.
+const TTFT: [&str; 2] = ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"];
+const TPOT: [&str; 2] = ["x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"];
 /// The header that asks for an explanation. Its only value is `cache`.
 const EXPLAIN: HeaderName = HeaderName::from_static("x-corella-explain");
 
@@ -61,6 +70,12 @@ impl CallContext {
             (true, _) => Some(i32::MAX),
             (false, account) => account.as_ref().and_then(|account| account.priority()),
         }
+    }
+
+    /// Completes the objectives of a body by those of the headers.
+    pub fn complete(&self, objectives: &mut LatencyObjectives) {
+        objectives.ttft_us = objectives.ttft_us.or(self.objectives.ttft_us);
+        objectives.tpot_us = objectives.tpot_us.or(self.objectives.tpot_us);
     }
 
     /// Refuses models that the key may not use, as if they did not exist.
@@ -105,6 +120,20 @@ impl<S: Sync> FromRequestParts<S> for CallContext {
                 .extensions
                 .get::<RequestNumber>()
                 .map(|number| number.0),
+            prefers_cached: prefers_cached(&parts.headers),
+            objectives: LatencyObjectives {
+                ttft_us: objective_us(&parts.headers, TTFT),
+                tpot_us: objective_us(&parts.headers, TPOT),
+            },
         })
     }
+}
+
+/// Reads a number of milliseconds from the first of these headers that has one. Gateways check their headers
+/// themselves, so other values have no effect.
+fn objective_us(headers: &HeaderMap, names: [&str; 2]) -> Option<u64> {
+    names.into_iter().find_map(|name| {
+        let ms: u32 = headers.get(name)?.to_str().ok()?.trim().parse().ok()?;
+        (ms > 0).then(|| u64::from(ms) * 1000)
+    })
 }

@@ -15,6 +15,7 @@ use crate::call::metrics::{CallTimer, ChoiceTimes};
 use crate::call::prompt_watch::PromptWatch;
 use crate::call::request_id::RequestName;
 use crate::text::prompt_tokens::PromptTokens;
+use crate::text::resumed_answer;
 use crate::text::sampling_fields::GenerationParams;
 use crate::text::scored_prompt::ScoredPrompt;
 use crate::wire::api_error::ApiError;
@@ -41,9 +42,12 @@ pub struct ChoiceDelta {
     pub index: usize,
     /// The new text of a completion. In a reply of a conversation it is empty, and `parts` has the text.
     pub text: String,
+    /// Whether the tokens of a resumed reply have begun a call, in the first delta of the choice.
+    pub has_called: bool,
     /// New parts of a reply. Text that may still turn out to be markup is held back.
     pub parts: Vec<ReplyPart>,
-    /// Log-probabilities of the tokens since the last delta; empty unless requested.
+    /// Log-probabilities of the tokens since the last delta; empty unless requested. The end token has one only with
+    /// `each_token`.
     pub logprobs: Vec<(TokenId, Box<Logprobs>)>,
     /// The prompt's log-probabilities, if requested, in the first delta of the choice.
     pub prompt: Option<ScoredPrompt>,
@@ -125,6 +129,7 @@ impl Generation {
                     stream: text.with_min_tokens(params.stopping.min_tokens),
                     reply: reply.map(ReplyParser::new),
                     beginning: prompt.echo.clone().unwrap_or_default(),
+                    resumed: Resumed::default(),
                 }
             };
             let scored = params.sampling.prompt_logprobs.and(prompt.tokens.first());
@@ -132,18 +137,20 @@ impl Generation {
                 first,
                 others: Vec::new(),
             });
-            let texts: Vec<_> = (0..params.num_choices).map(text).collect();
+            let mut texts: Vec<_> = (0..params.num_choices).map(text).collect();
+            // A resumed answer has one choice.
+            if let [text] = &mut texts[..] {
+                text.resume(&params.drawn)?;
+            }
             let returned = params.returns_token_ids;
             let returned = returned.then(|| Arc::<[TokenId]>::from(&prompt.tokens[..]));
             let key = timer.key();
-            let mut watch = Some(PromptWatch::new(
-                &engine.prompts,
-                key,
-                params,
-                &prompt.tokens,
-            ));
+            let mut watch = PromptWatch::new(&engine.prompts, key, params, &prompt.tokens);
+            watch.resume(&params.drawn);
+            let mut watch = Some(watch);
             let streams = generator
                 .submit(Submission {
+                    output: params.drawn.clone(),
                     sampling,
                     num_choices: params.num_choices,
                     stopping: params.stopping.clone(),
@@ -248,6 +255,7 @@ impl Generation {
             let delta = delta?;
             let choice = &mut finished[delta.index];
             choice.text.push_str(&delta.text);
+            choice.has_called |= delta.has_called;
             for part in delta.parts {
                 part.append_to(&mut choice.parts);
             }
@@ -300,6 +308,7 @@ impl Generation {
             by_medium.add(prompt[0].cached_by_medium());
             for choice in prompt {
                 usage.completion_tokens += u64::from(choice.num_output_tokens);
+                usage.set_resumed(choice.resumed.num_tokens);
                 if let Some(num_tokens) = choice.num_reasoning_tokens() {
                     let details = usage.completion_tokens_details.get_or_insert_default();
                     details.reasoning_tokens += u64::from(num_tokens);
@@ -334,13 +343,24 @@ struct Choice {
     logprob_sum: f64,
     num_logprobs: u32,
     returns_token_ids: bool,
+    each_token: bool,
     /// The next delta, which collects output until it is returned.
     next: ChoiceDelta,
     num_prompt_tokens: u32,
     cache_use: CacheUse,
     /// The beginnings of the prompt that the cache retains.
     retentions: Vec<Retention>,
+    /// The number of tokens that this server has drawn.
     num_output_tokens: u32,
+    resumed: Resumed,
+}
+
+/// What a resumed answer had when it began here.
+#[derive(Clone, Copy, Default)]
+struct Resumed {
+    num_tokens: u32,
+    num_reasoning_tokens: u32,
+    has_called: bool,
 }
 
 /// Converts a choice's tokens to text or to the parts of a reply.
@@ -349,6 +369,29 @@ struct ChoiceText {
     reply: Option<ReplyParser>,
     /// The prompt's text, if the answer echoes it.
     beginning: String,
+    resumed: Resumed,
+}
+
+impl ChoiceText {
+    /// Reads the answer's tokens that another server has drawn. The caller has their text, except for an end that may
+    /// begin a stop string or markup.
+    fn resume(&mut self, drawn: &[TokenId]) -> Result<(), ApiError> {
+        for (at, &token) in drawn.iter().enumerate() {
+            let delta = self.stream.push(token);
+            if delta.stopped.is_some() {
+                return Err(resumed_answer::ends_answer(at));
+            }
+            if let Some(reply) = &mut self.reply {
+                let parts = reply.push_token(&delta.text);
+                let is_call = |part: &ReplyPart| matches!(part, ReplyPart::CallStart { .. });
+                self.resumed.has_called |= parts.iter().any(is_call);
+            }
+        }
+        let reply = self.reply.as_ref();
+        self.resumed.num_tokens = drawn.len() as u32;
+        self.resumed.num_reasoning_tokens = reply.map_or(0, ReplyParser::num_reasoning_tokens);
+        Ok(())
+    }
 }
 
 impl Choice {
@@ -370,9 +413,11 @@ impl Choice {
             logprob_sum: 0.0,
             num_logprobs: 0,
             returns_token_ids: params.returns_token_ids,
+            each_token: params.each_token,
             next: ChoiceDelta {
                 index,
                 text: text.beginning,
+                has_called: text.resumed.has_called,
                 prompt,
                 prompt_tokens,
                 ..ChoiceDelta::default()
@@ -381,6 +426,7 @@ impl Choice {
             cache_use: CacheUse::default(),
             retentions: Vec::new(),
             num_output_tokens: 0,
+            resumed: text.resumed,
         }
     }
 
@@ -412,9 +458,12 @@ impl Choice {
             let Poll::Ready(event) = stream.poll_next(cx) else {
                 return Poll::Pending;
             };
-            let Some(StreamEvent::Output(output)) = event else {
+            let Some(StreamEvent::Output(mut output)) = event else {
                 return Poll::Ready(Err(ended_early()));
             };
+            // The cache may also have tokens of a resumed answer. They are no part of the prompt.
+            let num_cached = &mut output.cache_use.num_cached_tokens;
+            *num_cached = output.num_prompt_tokens.min(*num_cached);
             timer.handle_output(self.next.index, &output);
             if let Some(watch) = &mut self.watch {
                 watch.handle_output(&output, timer);
@@ -429,7 +478,8 @@ impl Choice {
     }
 
     fn num_reasoning_tokens(&self) -> Option<u32> {
-        self.reply.as_ref().map(ReplyParser::num_reasoning_tokens)
+        let reply = self.reply.as_ref()?;
+        Some(reply.num_reasoning_tokens() - self.resumed.num_reasoning_tokens)
     }
 
     fn cached_by_medium(&self) -> CachedTokens {
@@ -459,7 +509,8 @@ impl Choice {
     fn handle_output(&mut self, output: RequestOutput) -> Result<Option<ChoiceDelta>, ApiError> {
         self.num_prompt_tokens = output.num_prompt_tokens;
         self.cache_use = output.cache_use;
-        self.num_output_tokens = output.num_output_tokens;
+        let num_output_tokens = output.num_output_tokens;
+        self.num_output_tokens = num_output_tokens.saturating_sub(self.resumed.num_tokens);
         if let Some(prompt) = &mut self.next.prompt {
             prompt.others.extend(output.prompt_logprobs);
         }
@@ -505,14 +556,15 @@ impl Choice {
             .as_ref()
             .is_some_and(|finish| finish.reason == "stop");
         let mut has_token = false;
-        if let Some(sample) = output.sample
-            && !ended_by_token
-        {
-            has_token = true;
-            let delta = self.text.push(sample.token);
-            self.next.text.push_str(&delta.text);
+        if let Some(sample) = output.sample {
+            if !ended_by_token {
+                has_token = true;
+                let delta = self.text.push(sample.token);
+                self.next.text.push_str(&delta.text);
+            }
             if let Some(logprobs) = sample.logprobs
                 && self.wants_logprobs
+                && (has_token || self.each_token)
             {
                 self.next.logprobs.push((sample.token, logprobs));
             }
@@ -542,7 +594,8 @@ impl Choice {
                 }
             }
         }
-        if finish.is_none() && self.next.text.is_empty() && self.next.parts.is_empty() {
+        let has_text = !self.next.text.is_empty() || !self.next.parts.is_empty();
+        if finish.is_none() && !has_text && !self.each_token {
             return Ok(None);
         }
         let after = ChoiceDelta {
@@ -555,6 +608,7 @@ impl Choice {
             self.num_output_tokens,
             self.num_reasoning_tokens(),
         );
+        usage.set_resumed(self.resumed.num_tokens);
         usage.cache_creation = self.cache_creation();
         Ok(Some(ChoiceDelta {
             usage,
@@ -575,3 +629,6 @@ pub fn submit_error(error: SubmitError, prompt_field: &str) -> ApiError {
 pub fn ended_early() -> ApiError {
     ApiError::request(&RequestError::from("the engine ended the stream early"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -52,6 +52,13 @@ impl PromptWatch {
         }
     }
 
+    /// Adds the answer's tokens that another server has drawn. Their rows are computed with the prompt's.
+    pub fn resume(&mut self, drawn: &[TokenId]) {
+        for &token in drawn {
+            self.push(token);
+        }
+    }
+
     pub fn handle_output(&mut self, output: &RequestOutput, timer: &CallTimer) {
         let is_computed = output.sample.is_some() || output.finish == Some(FinishReason::Length);
         if self.cached.is_none() && is_computed {

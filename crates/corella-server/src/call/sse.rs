@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
 use hyper::body::Frame;
 use serde::Serialize;
@@ -36,6 +36,11 @@ pub trait ChunkEncoder: Send + Unpin + 'static {
     /// Encodes the end of a failed stream.
     fn encode_error(&mut self, error: &ApiError, events: &mut Events) {
         events.push_error(error);
+    }
+
+    /// Returns the trailers that follow the end or the error.
+    fn trailers(&mut self) -> Option<HeaderMap> {
+        None
     }
 }
 
@@ -96,12 +101,17 @@ impl From<Events> for Bytes {
 const FRAME_BYTES: usize = 16 << 10;
 
 pub fn sse_response<E: ChunkEncoder>(generation: Generation, encoder: E) -> Response {
-    let body = Body::new(SseBody {
+    stream_response(stream_body(generation, encoder), E::CONTENT_TYPE)
+}
+
+/// The body of a stream, for a response whose head the caller writes.
+pub fn stream_body<E: ChunkEncoder>(generation: Generation, encoder: E) -> Body {
+    Body::new(StreamBody {
         generation: Some(generation),
         encoder,
         silence: Silence::new(SILENCE_PERIOD),
-    });
-    stream_response(body, E::CONTENT_TYPE)
+        trailers: None,
+    })
 }
 
 /// A response whose body is server-sent events.
@@ -155,14 +165,23 @@ impl Silence {
 }
 
 /// The body of a stream. The encoder writes the end when every choice has finished, or an error in place of the rest.
-struct SseBody<E> {
+struct StreamBody<E> {
     /// `None` after the last event. The generation is dropped with the body when the client leaves.
     generation: Option<Generation>,
     encoder: E,
     silence: Silence,
+    /// Present from the last event on, until they have been sent.
+    trailers: Option<HeaderMap>,
 }
 
-impl<E: ChunkEncoder> HttpBody for SseBody<E> {
+impl<E: ChunkEncoder> StreamBody<E> {
+    fn end(&mut self) {
+        self.generation = None;
+        self.trailers = self.encoder.trailers();
+    }
+}
+
+impl<E: ChunkEncoder> HttpBody for StreamBody<E> {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
@@ -182,11 +201,11 @@ impl<E: ChunkEncoder> HttpBody for SseBody<E> {
                 Poll::Ready(Some(Ok(delta))) => this.encoder.encode_delta(delta, &mut events),
                 Poll::Ready(Some(Err(error))) => {
                     this.encoder.encode_error(&error, &mut events);
-                    this.generation = None;
+                    this.end();
                 }
                 Poll::Ready(None) => {
                     this.encoder.encode_end(&generation.usage(), &mut events);
-                    this.generation = None;
+                    this.end();
                 }
             }
             if events.0.len() >= FRAME_BYTES {
@@ -194,14 +213,15 @@ impl<E: ChunkEncoder> HttpBody for SseBody<E> {
             }
         }
         if events.0.is_empty() {
-            return Poll::Ready(None);
+            let trailers = this.trailers.take();
+            return Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))));
         }
         this.silence.has_spoken = true;
         Poll::Ready(Some(Ok(Frame::data(events.0.into()))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.generation.is_none()
+        self.generation.is_none() && self.trailers.is_none()
     }
 }
 

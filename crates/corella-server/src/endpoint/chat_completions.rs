@@ -146,7 +146,8 @@ impl ChatChoice {
         let logprobs = logprobs_of(format.token_names(served), &choice.logprobs);
         let message = ChatMessage::new(choice.parts, served.reply_format.calls);
         let (finish_reason, stop_reason) = choice.finish.map_or((None, None), |finish| {
-            let reason = format.finish_reason(finish.reason, message.has_calls());
+            let has_calls = choice.has_called || message.has_calls();
+            let reason = format.finish_reason(finish.reason, has_calls);
             (Some(reason), finish.stop_reason)
         });
         Self {
@@ -245,7 +246,7 @@ impl ChunkEncoder for ChatChunks {
             self.push(content, &delta.usage, events);
         }
         let is_call = |part: &ReplyPart| matches!(part, ReplyPart::CallStart { .. });
-        self.has_call[index] |= delta.parts.iter().any(is_call);
+        self.has_call[index] |= delta.has_called || delta.parts.iter().any(is_call);
         if let Some(finish) = delta.finish {
             let end = ChatChunkChoice {
                 index,

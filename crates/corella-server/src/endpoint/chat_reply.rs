@@ -40,20 +40,33 @@ impl ChatMessage {
         let mut content: Option<String> = None;
         let mut reasoning: Option<String> = None;
         let mut tool_calls: Vec<ToolCall> = Vec::new();
+        // A resumed reply lacks the calls before this one.
+        let mut first_call = None;
+        let add_call = |tool_calls: &mut Vec<ToolCall>, name| {
+            tool_calls.push(ToolCall {
+                id: call_id(format),
+                kind: "function",
+                function: CalledFunction {
+                    name,
+                    arguments: String::new(),
+                },
+            });
+        };
         for part in parts {
             match part {
                 ReplyPart::Reasoning(text) => reasoning.get_or_insert_default().push_str(&text),
                 ReplyPart::Text(text) => content.get_or_insert_default().push_str(&text),
-                ReplyPart::CallStart { name, .. } => tool_calls.push(ToolCall {
-                    id: call_id(format),
-                    kind: "function",
-                    function: CalledFunction {
-                        name,
-                        arguments: String::new(),
-                    },
-                }),
+                ReplyPart::CallStart { call, name } => {
+                    first_call.get_or_insert(call);
+                    add_call(&mut tool_calls, name);
+                }
                 ReplyPart::CallArguments { call, json } => {
-                    if let Some(call) = tool_calls.get_mut(call) {
+                    if first_call.is_none() {
+                        // Another server has begun this call, and the caller knows its name.
+                        add_call(&mut tool_calls, String::new());
+                    }
+                    let at = call - *first_call.get_or_insert(call);
+                    if let Some(call) = tool_calls.get_mut(at) {
                         call.function.arguments.push_str(&json);
                     }
                 }

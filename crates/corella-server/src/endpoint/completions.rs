@@ -84,6 +84,7 @@ impl Endpoint for Completion {
         params.set_text_constraint(served, caller)?;
         let PromptField(prompts) = required("prompt", fields.prompt)?;
         check_num_choices(served, prompts.len(), params.num_choices)?;
+        params.check_num_resumed(prompts.len())?;
         let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
         let prompts = prompts
             .into_iter()

@@ -6,6 +6,7 @@ use axum::response::Response;
 use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use serde_json::{Map, Value};
 
+use crate::call::cached_prompt::check_cached;
 use crate::call::call_context::CallContext;
 use crate::call::generation::{Generated, Generation};
 use crate::call::kv_transfer::KvTransferCall;
@@ -67,38 +68,95 @@ pub trait Endpoint: Sized + Send + 'static {
     fn response(self, served: &ServedModel, head: ResponseHead, answer: Generated) -> Response;
 }
 
+/// What distinguishes an endpoint's calls when they begin.
+#[derive(Clone, Copy)]
+pub struct CallForm {
+    /// Prefix of the ids of answers.
+    pub id_prefix: &'static str,
+    /// The field that holds the prompt, named in errors.
+    pub prompt_field: &'static str,
+    /// Whether a stream can end with `kv_transfer_params`.
+    pub streams_transfer_params: bool,
+}
+
+/// A call whose choices the engine has accepted.
+pub struct BegunCall<F> {
+    pub generation: Generation,
+    pub format: F,
+    pub head: ResponseHead,
+    /// The number of choices of all prompts.
+    pub num_choices: usize,
+    pub stream: bool,
+    pub stream_usage: StreamUsage,
+    /// Present if the call's `kv_transfer_params` ask for something.
+    pub transfer: Option<Box<dyn KvTransferCall>>,
+}
+
 /// The handler of an endpoint.
 pub async fn serve_call<E: Endpoint>(
     UsedModel(state): UsedModel,
     context: CallContext,
     body: SentBody,
 ) -> Result<Response, ApiError> {
-    let CallContext { name, account, .. } = &context;
-    let mut timer = CallTimer::new(state.metrics.clone(), &context);
+    let timer = CallTimer::new(state.metrics.clone(), &context);
     if state.parts.is_draining() {
         return Err(ApiError::draining());
     }
-    let mut call = prepare::<E>(&state, &context, body).await?;
+    let call = prepare::<E>(&state, &context, body).await?;
+    let form = CallForm {
+        id_prefix: E::ID_PREFIX,
+        prompt_field: E::PROMPT_FIELD,
+        streams_transfer_params: false,
+    };
+    let mut begun = begin_call(&state, &context, call, form, timer).await?;
+    if begun.stream {
+        let stream = StreamStart {
+            served: state.served.clone(),
+            head: begun.head,
+            num_choices: begun.num_choices,
+            usage: begun.stream_usage,
+        };
+        return Ok(sse_response(begun.generation, begun.format.encoder(stream)));
+    }
+    let answer = begun.generation.collect().await?;
+    if let Some(params) = answered_params(begun.transfer.as_deref()) {
+        begun.head.kv_transfer_params = Some(params);
+    }
+    Ok(begun.format.response(&state.served, begun.head, answer))
+}
+
+/// Checks whether the caller may make a prepared call, and submits its prompts. Returns when the engine has accepted
+/// every choice.
+// Long: each check comes before what it protects.
+pub async fn begin_call<F>(
+    state: &ServerState,
+    context: &CallContext,
+    mut call: Call<F>,
+    form: CallForm,
+    mut timer: CallTimer,
+) -> Result<BegunCall<F>, ApiError> {
+    let CallContext { name, account, .. } = context;
     context.check_model(&state.config, &call.model)?;
     timer.handle_model(&call.model);
     if let Some(priority) = context.priority() {
         call.params.priority = priority;
     }
+    context.complete(&mut call.params.objectives);
     let adapter = state.served.adapters.get(&call.model);
     if adapter.is_some() {
         timer.count_adapter(state.served.adapters.uses().begin(&call.model));
     }
     call.params.explains_cache = context.explains_cache || state.parts.config.explains_cache;
     call.params.adapter = adapter.map(|adapter| adapter.loaded);
+    if context.prefers_cached {
+        for prompt in &call.prompts {
+            check_cached(&state.engine, &prompt.tokens, &call.params).await?;
+        }
+    }
+    let refuses_params = call.params.stream && !form.streams_transfer_params;
     let transfer = match &call.params.kv_transfer_params {
-        Some(params) => begin_transfer(&state, params, name, call.params.stream)?,
+        Some(params) => begin_transfer(state, params, name, refuses_params)?,
         None => None,
-    };
-    let mut head = ResponseHead {
-        id: format!("{}{name}", E::ID_PREFIX),
-        created: unix_now_s(),
-        model: call.model,
-        kv_transfer_params: None,
     };
     let num_prompts = call.prompts.len();
     let checker = Checker(&*state.calls.generator);
@@ -109,8 +167,10 @@ pub async fn serve_call<E: Endpoint>(
         _ => &*state.calls.generator,
     };
     let (prompts, params) = (call.prompts, &call.params);
-    let field = E::PROMPT_FIELD;
-    let num_prompt_tokens = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+    let field = form.prompt_field;
+    let num_prompt_tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+    // The tokens of an answer that has begun are computed like a prompt.
+    let num_prompt_tokens = num_prompt_tokens + params.drawn.len();
     if let Some(account) = account {
         account.take_prompt(num_prompt_tokens, field)?;
     }
@@ -119,24 +179,30 @@ pub async fn serve_call<E: Endpoint>(
     if let (Err(_), Some(account)) = (&started, account) {
         account.give_back_prompt(num_prompt_tokens);
     }
-    let mut generation = started?;
+    let generation = started?;
     if context.is_only_check {
         return Err(ApiError::only_checked());
     }
-    if call.params.stream {
-        let stream = StreamStart {
-            served: state.served.clone(),
-            head,
-            num_choices: num_prompts * params.num_choices as usize,
-            usage: params.stream_usage,
-        };
-        return Ok(sse_response(generation, call.format.encoder(stream)));
-    }
-    let answer = generation.collect().await?;
-    if let Some(transfer) = transfer.filter(|transfer| transfer.answers_with_params()) {
-        head.kv_transfer_params = Some(transfer.params().unwrap_or(Value::Null));
-    }
-    Ok(call.format.response(&state.served, head, answer))
+    Ok(BegunCall {
+        generation,
+        format: call.format,
+        head: ResponseHead {
+            id: format!("{}{name}", form.id_prefix),
+            created: unix_now_s(),
+            model: call.model,
+            kv_transfer_params: None,
+        },
+        num_choices: num_prompts * params.num_choices as usize,
+        stream: params.stream,
+        stream_usage: params.stream_usage,
+        transfer,
+    })
+}
+
+/// Returns the `kv_transfer_params` of an answer whose tokens are all there.
+pub fn answered_params(transfer: Option<&dyn KvTransferCall>) -> Option<Value> {
+    let transfer = transfer.filter(|transfer| transfer.answers_with_params())?;
+    Some(transfer.params().unwrap_or(Value::Null))
 }
 
 /// Reads a body, and has a text thread prepare its call.
@@ -177,7 +243,7 @@ fn begin_transfer(
     state: &ServerState,
     params: &Map<String, Value>,
     name: &RequestName,
-    stream: bool,
+    refuses_params: bool,
 ) -> Result<Option<Box<dyn KvTransferCall>>, ApiError> {
     let Some(kv_transfer) = &state.kv_transfer else {
         return Ok(None);
@@ -186,7 +252,7 @@ fn begin_transfer(
     let transfer = transfer.map_err(|error| {
         ApiError::invalid(format!("kv_transfer_params.{}", error.field), error.message)
     })?;
-    if stream
+    if refuses_params
         && transfer
             .as_ref()
             .is_some_and(|transfer| transfer.answers_with_params())

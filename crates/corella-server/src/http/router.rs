@@ -29,8 +29,10 @@ use crate::endpoint::generating_endpoint::serve_call;
 use crate::endpoint::llama_server;
 use crate::endpoint::messages::{Messages, count_tokens, in_anthropic_shape};
 use crate::endpoint::ollama::{self, OllamaChat, OllamaGenerate};
+use crate::endpoint::render::{render_chat, render_completion};
 use crate::endpoint::responses::{Responses, delete_response, list_input_items, retrieve_response};
 use crate::endpoint::score::{rerank, score};
+use crate::endpoint::token_generate::TokenGenerate;
 use crate::endpoint::tokenization::{detokenize, tokenize};
 use crate::http::accounting::count_request;
 use crate::http::auth::{require_admin, require_api_key};
@@ -131,6 +133,9 @@ fn model_routes(models: &ModelSet) -> Router<ModelSet> {
     Router::new()
         .route("/v1/chat/completions", post(serve_call::<Chat>))
         .route("/v1/completions", post(serve_call::<Completion>))
+        .route("/v1/chat/completions/render", post(render_chat))
+        .route("/v1/completions/render", post(render_completion))
+        .route("/inference/v1/generate", post(serve_call::<TokenGenerate>))
         .route("/v1/responses", post(serve_call::<Responses>))
         .route("/v1/embeddings", post(embeddings))
         .route("/score", post(score))

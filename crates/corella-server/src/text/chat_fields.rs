@@ -17,6 +17,7 @@ use crate::text::chat_tool::fit_tools;
 use crate::text::chat_turn::fit_turns;
 use crate::text::prompt_tokens::PromptTokens;
 use crate::text::sampling_fields::check_logprobs;
+use crate::text::sent_tokens::SentTokens;
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::text::thinking_switch::effort_switch;
@@ -36,6 +37,8 @@ pub struct ChatFields {
     add_generation_prompt: Option<bool>,
     continue_final_message: Option<bool>,
     add_special_tokens: Option<bool>,
+    /// Used as the prompt. The template still tells the form of the reply.
+    tokens: Option<SentTokens>,
     chat_template_kwargs: Option<Map<String, Value>>,
     reasoning_effort: Option<String>,
     pub echo: Option<bool>,
@@ -320,7 +323,10 @@ impl ChatFields {
             Some(tools) => (Some(tools.set), tools.demanded_calls, tools.names),
             None => (None, None, Vec::new()),
         };
-        let tokens = served.encode("messages", &prompt, add_special_tokens, caller)?;
+        let tokens = match self.tokens.take() {
+            Some(sent) => sent.checked(&served.config)?,
+            None => served.encode("messages", &prompt, add_special_tokens, caller)?,
+        };
         let marked = MarkedPrompt {
             text: &prompt,
             tokens: &tokens,

@@ -12,6 +12,9 @@ impl GenerationParams {
     /// Checks that the answer can begin: the constraint on the answer and the rules about single tokens must allow a
     /// token that `min_tokens` does not exclude.
     pub fn check_first_token(&self, served: &ServedModel) -> Result<(), ApiError> {
+        if !self.drawn.is_empty() {
+            return self.check_drawn_format();
+        }
         let rules = self.sampling.rules.as_deref();
         let ends = |token: TokenId| {
             self.stopping.end_token_ids.contains(&token)

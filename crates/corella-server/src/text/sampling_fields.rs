@@ -15,6 +15,7 @@ use crate::config::serve_config::ServeConfig;
 use crate::text::grammar_constraint::GrammarConstraint;
 use crate::text::output_format::{OutputFormat, OutputFormatFields};
 use crate::text::prompt_tokens::check_token_ids;
+use crate::text::resumed_answer::{self, check_drawn};
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::text::token_rule::TokenRuleFields;
@@ -45,6 +46,7 @@ pub struct SamplingFields {
     pub allowed_token_ids: Option<Vec<TokenId>>,
     pub bad_words: Option<Vec<String>>,
     pub seed: Option<i64>,
+    pub resume_token_ids: Option<Vec<TokenId>>,
     pub max_tokens: Option<u32>,
     pub max_completion_tokens: Option<u32>,
     pub min_tokens: Option<u32>,
@@ -131,6 +133,8 @@ pub struct GenerationParams {
     /// Whether the request has a seed, so that equal prompts of one call get equal answers.
     pub has_own_seed: bool,
     pub stopping: StoppingCriteria,
+    /// The first tokens of the answer, which another server has drawn.
+    pub drawn: Vec<TokenId>,
     pub stop: Vec<String>,
     pub include_stop: bool,
     pub skip_special_tokens: bool,
@@ -143,6 +147,9 @@ pub struct GenerationParams {
     pub stream_usage: StreamUsage,
     /// Whether the token ids of prompt and output are part of the answer.
     pub returns_token_ids: bool,
+    /// Whether each token makes a delta, with text or without, so that token ids and log-probabilities leave with their
+    /// token. The end token's log-probability is part of the answer, too.
+    pub each_token: bool,
     /// Whether log-probabilities name tokens by their ids.
     pub tokens_as_ids: bool,
     /// Whether the times of each choice are part of the answer.
@@ -230,6 +237,8 @@ impl SamplingFields {
         if self.ignore_eos != Some(true) {
             stopping.end_token_ids.extend(own.more_end_token_ids);
         }
+        let drawn = self.drawn(may_draw_nothing)?;
+        check_drawn(&drawn, num_choices, &stopping, config)?;
         let rules = TokenRuleFields {
             logit_bias: self.logit_bias.take(),
             allowed_token_ids: self.allowed_token_ids.take(),
@@ -284,6 +293,7 @@ impl SamplingFields {
             sampling,
             has_own_seed: self.seed.is_some(),
             stopping,
+            drawn,
             include_stop: self.include_stop_str_in_output.unwrap_or(false),
             skip_special_tokens: self.skip_special_tokens.unwrap_or(true),
             priority: self.priority.unwrap_or(0),
@@ -294,6 +304,7 @@ impl SamplingFields {
             stream,
             stream_usage: stream_usage(self.stream_options.as_ref())?,
             returns_token_ids: self.return_token_ids.unwrap_or(false),
+            each_token: false,
             tokens_as_ids: self.return_tokens_as_token_ids.unwrap_or(false),
             returns_metrics: self.return_metrics.unwrap_or(false),
             explains_cache: false,
@@ -311,6 +322,21 @@ impl SamplingFields {
             output_format,
             constraint: None,
         })
+    }
+
+    /// Returns the drawn tokens of the answer. A node that only computes the prompt does not need them.
+    fn drawn(&mut self, answers_prompt: bool) -> Result<Vec<TokenId>, ApiError> {
+        let drawn = self.resume_token_ids.take().unwrap_or_default();
+        if drawn.is_empty() || self.is_first_of_two() {
+            return Ok(Vec::new());
+        }
+        match answers_prompt {
+            false => Ok(drawn),
+            true => Err(ApiError::invalid(
+                resumed_answer::FIELD,
+                "is not available with echo or prompt_logprobs",
+            )),
+        }
     }
 
     fn prompt_logprobs(&self, config: &ServeConfig, stream: bool) -> Result<Option<u32>, ApiError> {

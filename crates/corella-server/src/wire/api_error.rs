@@ -245,6 +245,15 @@ impl ApiError {
         Self::invalid(param, message).with_code("unsupported_parameter")
     }
 
+    /// A prompt that is to be computed by another server.
+    pub fn prompt_not_cached(num_cached: u32, num_tokens: usize) -> Self {
+        let message = format!(
+            "The cache has {num_cached} of the prompt's {num_tokens} tokens, and the request has the header \
+             prefer: if-available."
+        );
+        Self::new(StatusCode::PRECONDITION_FAILED, message).with_code("prompt_not_cached")
+    }
+
     /// A body that is not JSON, or not an object.
     pub fn malformed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)

@@ -20,6 +20,7 @@ pub mod sampling;
 mod schema;
 #[cfg(test)]
 mod tests;
+pub mod token_generate;
 mod without_effect;
 
 pub use endpoint::Endpoint;
@@ -32,8 +33,10 @@ use serde_json::{Map, Value, json};
 use schema::Schema;
 
 /// The tables of objects within bodies.
-pub static OBJECTS: [&FieldTable; 31] = [
+pub static OBJECTS: [&FieldTable; 33] = [
     &sampling::STREAM_OPTIONS,
+    &token_generate::SAMPLING_PARAMS,
+    &chat::SENT_TOKENS,
     &chat::MESSAGE,
     &chat::CONTENT_PART,
     &chat::CALL,

@@ -13,7 +13,7 @@ pub struct Usage {
     pub completion_tokens: u64,
     pub total_tokens: u64,
     pub prompt_tokens_details: PromptTokensDetails,
-    /// Present only for replies of conversations.
+    /// Present only for replies of conversations and resumed answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
     /// The computed tokens that the cache retains. Anthropic's endpoint reports them.
@@ -46,8 +46,17 @@ impl Usage {
             completion_tokens_details: num_reasoning_tokens.map(|reasoning_tokens| {
                 CompletionTokensDetails {
                     reasoning_tokens: reasoning_tokens.into(),
+                    resumed_tokens: 0,
                 }
             }),
+        }
+    }
+
+    /// Reports tokens of the answer that another server has drawn.
+    pub fn set_resumed(&mut self, num_tokens: u32) {
+        if num_tokens > 0 {
+            let details = self.completion_tokens_details.get_or_insert_default();
+            details.resumed_tokens = num_tokens.into();
         }
     }
 
@@ -106,4 +115,13 @@ pub struct PromptTokensDetails {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CompletionTokensDetails {
     pub reasoning_tokens: u64,
+    /// The answer's tokens from another server, which `completion_tokens` does not count.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub resumed_tokens: u64,
+}
+
+// serde passes a reference.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }

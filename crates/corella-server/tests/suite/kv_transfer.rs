@@ -124,6 +124,33 @@ async fn the_field_goes_there_and_back_unread() {
     server.assert_at_rest().await;
 }
 
+/// llm-d sends the field of an endpoint with tokens where vLLM reads it.
+#[tokio::test]
+async fn the_field_of_tokens_is_read_in_two_places() {
+    let (server, calls) = start().await;
+    let params = json!({"do_remote_decode": true, "other": [1]});
+    let extra = json!({"max_tokens": 1, "extra_args": {"kv_transfer_params": params}});
+    let path = "/inference/v1/generate";
+    for body in [
+        json!({"token_ids": [97, 98, 99], "sampling_params": extra}),
+        json!({"token_ids": [97, 98, 99], "sampling_params": {"max_tokens": 1}, "kv_transfer_params": params}),
+        json!({"token_ids": [97, 98, 99], "sampling_params": extra, "kv_transfer_params": params}),
+    ] {
+        let reply = post(server.address, path, &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        let expected = json!({"deep": [3, null], "min_tokens": 0});
+        assert_eq!(reply.json()["kv_transfer_params"], expected);
+        let call = calls.lock().expect("no holder panics").pop();
+        let (sent, _) = call.expect("a call");
+        assert_eq!(Value::Object(sent), params);
+    }
+    let body = json!({"token_ids": [97], "sampling_params": extra, "kv_transfer_params": {"a": 1}});
+    let reply = post(server.address, path, &body).await;
+    assert_eq!(reply.status, 400, "{}", reply.text());
+    let param = "sampling_params.extra_args.kv_transfer_params";
+    assert_eq!(reply.error()["param"], param);
+}
+
 /// The answers of other APIs have no member for the parameters that the proxy needs.
 #[tokio::test]
 async fn other_apis_refuse_the_field() {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::client::{self, get, head, open, open_post, post, read_reply, read_until};
+use crate::client::{self, get, head, open, open_post, post, read_reply, read_until, send};
 use crate::fixture::{MAX_MODEL_LEN, Setup, TestServer};
 
 #[tokio::test]
@@ -76,6 +76,25 @@ async fn a_request_that_cannot_be_in_time_is_429_when_asked_for() {
                 refused.await == Some(1.0)
             })
             .await;
+        }
+        // llm-d's headers hold unless the body has the fields.
+        for (name, value, ttft_ms, refused) in [
+            ("x-llm-d-slo-ttft-ms", "1", json!(null), is_on),
+            ("x-slo-ttft-ms", "1", json!(null), is_on),
+            ("x-llm-d-slo-ttft-ms", "1", json!(60_000), false),
+            ("x-llm-d-slo-ttft-ms", "0", json!(null), false),
+            ("x-llm-d-slo-ttft-ms", "soon", json!(null), false),
+        ] {
+            let body = json!({"prompt": "a text", "max_tokens": 3, "ttft_slo_ms": ttft_ms});
+            let body = body.to_string();
+            let headers = [("content-type", "application/json"), (name, value)];
+            let head = head("POST", path, &headers, Some(body.len()));
+            let reply = send(server.address, &head, body.as_bytes()).await;
+            assert_eq!(
+                reply.status,
+                if refused { 429 } else { 200 },
+                "{name}: {value}"
+            );
         }
         let easy = json!({"prompt": "a third text", "max_tokens": 3, "ttft_slo_ms": 60_000});
         assert_eq!(post(server.address, path, &easy).await.status, 200);

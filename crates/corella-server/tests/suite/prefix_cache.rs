@@ -79,6 +79,20 @@ async fn tokens_from_host_memory_are_counted_apart() {
     assert_eq!(again["cached_tokens_by_medium"], by_medium);
     let hits = server.metric("corella_kv_host_hits_total", &[]).await;
     assert_eq!(hits, Some(10.0));
+    // A request that wants only a cached prompt also takes it from there.
+    reset(&server).await;
+    let other = completion(&PROMPT.replace("Monday", "Tuesday"));
+    for (body, status) in [(&body, 200), (&other, 412)] {
+        let body = body.to_string();
+        let head = head(
+            "POST",
+            PATH,
+            &[("prefer", "if-available")],
+            Some(body.len()),
+        );
+        let reply = send(server.address, &head, body.as_bytes()).await;
+        assert_eq!(reply.status, status, "{}", reply.text());
+    }
     assert_eq!(server.metric("corella_kv_disk_blocks", &[]).await, None);
 }
 

@@ -39,7 +39,7 @@ fn tools() -> Value {
     ])
 }
 
-fn body(seed: u64) -> Value {
+pub fn body(seed: u64) -> Value {
     json!({
         "messages": [{"role": "user", "content": "hi"}], "tools": tools(), "seed": seed,
         "temperature": 0,

@@ -142,9 +142,10 @@ impl ApiError {
             }
             AdmissionError::EmptyPrompt => Self::invalid(prompt_field, error.to_string()),
             AdmissionError::ZeroMaxTokens => Self::invalid("max_tokens", "must be at least 1"),
-            AdmissionError::DuplicateId(_) | AdmissionError::OutputComplete { .. } => {
-                Self::engine(error.to_string())
+            AdmissionError::OutputComplete { .. } => {
+                Self::invalid("resume_token_ids", error.to_string())
             }
+            AdmissionError::DuplicateId(_) => Self::engine(error.to_string()),
         }
     }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::sampling::{ANSWER, CONTROL, DRAW, MODEL, PENALTIES, QUEUE, STREAM};
 use super::schema::{
     Limits, Schema, any_object, anything, boolean, constant, either, list, num_choices,
-    num_logprobs, object, off, on, one_of, prompts, text, text_or, token,
+    num_logprobs, object, off, on, one_of, prompts, text, text_or, token, tokens,
 };
 use super::{Field, FieldTable, no_effect, read, refused};
 use crate::wire::field_limit::MAX_TOOL_NAME_BYTES;
@@ -92,11 +92,21 @@ pub const PARALLEL_TOOL_CALLS: Field =
     read("parallel_tool_calls", on).about("Without it, there is one call at most.");
 
 static CHAT_ONLY: &[Field] = &[
+    read("tokens", |_| object(&SENT_TOKENS))
+        .about("The prompt as /v1/chat/completions/render has tokenised it. It is used as it is."),
     read("logprobs", off).about("Returns the log-probability of each token."),
     read("top_logprobs", num_logprobs)
         .about("With logprobs: also returns this many most likely alternatives."),
     read("echo", |_| one_of([false])).about("Only a prompt of /v1/completions can be repeated."),
 ];
+
+pub static SENT_TOKENS: FieldTable = FieldTable::object("SentTokens").of(&[&[
+    read("token_ids", tokens).required(),
+    no_effect(
+        "features",
+        "models read text only, for which it has no members",
+    ),
+]]);
 
 static COMPLETIONS_ONLY: &[Field] = &[
     read("prompt", |limits| {

@@ -1,12 +1,15 @@
 //! The endpoints that take a body with fields.
 
-use super::{FieldTable, batch, chat, llama_server, messages, ollama, pooling, responses};
+use super::{
+    FieldTable, batch, chat, llama_server, messages, ollama, pooling, responses, token_generate,
+};
 
 /// An endpoint that takes a body with fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     Chat,
     Completions,
+    TokenGenerate,
     Tokenize,
     Detokenize,
     Responses,
@@ -36,6 +39,7 @@ impl Endpoint {
         match self {
             Self::Chat => ("/v1/chat/completions", &chat::CHAT),
             Self::Completions => ("/v1/completions", &chat::COMPLETIONS),
+            Self::TokenGenerate => ("/inference/v1/generate", &token_generate::BODY),
             Self::Tokenize => ("/tokenize", &chat::TOKENIZE),
             Self::Detokenize => ("/detokenize", &chat::DETOKENIZE),
             Self::Responses => ("/v1/responses", &responses::BODY),

@@ -106,13 +106,14 @@ pub const IGNORE_EOS: Field = read("ignore_eos", off).about("Continues after an 
 
 /// Fields of the chat and completions alone.
 pub static ANSWER: &[Field] = &[
-    read("stream_options", |_| object(&STREAM_OPTIONS)).about("Only with a stream."),
+    STREAM_OPTIONS_FIELD,
     read("n", |limits| num_choices(limits).or(1)).about("The number of choices."),
     read("max_tokens", count).about(
         "The default is 16 for a completion, and the rest of the context for a chat. 0 is allowed \
          with prompt_logprobs or echo.",
     ),
     read("max_completion_tokens", count).about("The same; takes precedence."),
+    RESUME_TOKEN_IDS,
     read("prompt_logprobs", num_logprobs).about(
         "Returns the log-probability of each token of the prompt, with this many alternatives. \
          Not with a stream.",
@@ -126,28 +127,7 @@ pub static ANSWER: &[Field] = &[
          for a conversation, and true for other texts.",
     ),
     read("response_format", response_format).about("The form of the answer's text."),
-    read("structured_outputs", |_| {
-        Schema::of(json!({
-            "type": "object",
-            "oneOf": [
-                {"required": ["json"]},
-                {"required": ["json_object"]},
-                {"required": ["regex"]},
-                {"required": ["grammar"]},
-                {"required": ["choice"]},
-            ],
-            "additionalProperties": false,
-            "properties": {
-                "disable_any_whitespace": {"type": "boolean"},
-                "json": {"type": ["object", "string"]},
-                "json_object": {"const": true},
-                "regex": {"type": "string"},
-                "grammar": {"type": "string"},
-                "choice": choices().into_json(),
-            },
-        }))
-    })
-    .about("The form of the answer's text, by vLLM's names."),
+    STRUCTURED_OUTPUTS,
     read("guided_json", |_| {
         Schema::of(json!({"type": ["object", "string"]}))
     })
@@ -157,6 +137,40 @@ pub static ANSWER: &[Field] = &[
     read("guided_choice", |_| choices()).about("The older name of structured_outputs.choice."),
     read("guided_grammar", text).about("The older name of structured_outputs.grammar."),
 ];
+
+pub const STREAM_OPTIONS_FIELD: Field =
+    read("stream_options", |_| object(&STREAM_OPTIONS)).about("Only with a stream.");
+
+pub const RESUME_TOKEN_IDS: Field = read("resume_token_ids", |limits| {
+    list(token(limits)).sized(0..=limits.max_model_len as usize)
+})
+.about(
+    "The first tokens of the answer, which another server has drawn. The answer continues after \
+     them. Only with one prompt and one choice.",
+);
+
+pub const STRUCTURED_OUTPUTS: Field = read("structured_outputs", |_| {
+    Schema::of(json!({
+        "type": "object",
+        "oneOf": [
+            {"required": ["json"]},
+            {"required": ["json_object"]},
+            {"required": ["regex"]},
+            {"required": ["grammar"]},
+            {"required": ["choice"]},
+        ],
+        "additionalProperties": false,
+        "properties": {
+            "disable_any_whitespace": {"type": "boolean"},
+            "json": {"type": ["object", "string"]},
+            "json_object": {"const": true},
+            "regex": {"type": "string"},
+            "grammar": {"type": "string"},
+            "choice": choices().into_json(),
+        },
+    }))
+})
+.about("The form of the answer's text, by vLLM's names.");
 
 pub static STREAM_OPTIONS: FieldTable = FieldTable::object("StreamOptions").of(&[&[
     read("include_usage", off).about("Adds a last chunk with the usage."),

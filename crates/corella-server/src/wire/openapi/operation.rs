@@ -19,6 +19,9 @@ pub const OPERATIONS: &[Operation] = &[
     operation(Endpoint::Completions, "createCompletion", "Completion")
         .about("Continues a prompt.")
         .streamed(),
+    operation(Endpoint::TokenGenerate, "generateTokens", "GeneratedTokens")
+        .about("Continues a prompt of token ids with token ids, by vLLM's API.")
+        .streamed(),
     operation(Endpoint::Responses, "createResponse", "Response")
         .about("Answers an input, by OpenAI's Responses API.")
         .streamed(),
