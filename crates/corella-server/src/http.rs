@@ -3,6 +3,7 @@
 pub mod accounting;
 pub mod auth;
 pub mod cors;
+pub mod grpc_router;
 pub mod model_choice;
 pub mod request_head;
 pub mod router;

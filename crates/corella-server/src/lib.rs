@@ -19,6 +19,7 @@
 //! * `model_set`: the models of the server, which are loaded by use.
 //! * `endpoint`: endpoints that compute or keep something for a caller.
 //! * `admin`: endpoints about the server itself.
+//! * `grpc`: the services of the gRPC port.
 //! * `http`: routes, and the layers of every request.
 //! * `local_client`: calls within the process.
 //! * `batch_run`: answers the requests of batches.
@@ -31,6 +32,7 @@ mod call;
 mod clock;
 mod config;
 mod endpoint;
+mod grpc;
 mod http;
 mod kv_events;
 mod local_client;
@@ -74,7 +76,7 @@ pub use model_set::model_table::ModelSetting;
 pub use serve::listener::Listener;
 pub use serve::loading::Loading;
 pub use serve::shutdown::{Shutdown, ShutdownSender, shutdown_signal};
-pub use serve::{DrainReport, serve};
+pub use serve::{DrainReport, MAX_GRPC_CONNECTIONS, serve};
 pub use state::cluster_status::{ClusterStatus, MAX_NODES, NodeStatus};
 pub use state::role_control::{BlockSite, RoleChange, RoleControl, RoleError, RoleStatus};
 pub use state::server_parts::ServerParts;

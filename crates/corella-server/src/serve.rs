@@ -2,10 +2,12 @@
 
 pub mod listener;
 pub mod loading;
+mod preface_deadline;
 pub mod shutdown;
 mod write_deadline;
 
 use std::io;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,9 +15,9 @@ use axum::Router;
 use corella_engine::{EngineState, rare_line};
 use hyper::Request;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
+use hyper::server::conn::{http1, http2};
 use hyper::service::{Service, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -24,9 +26,11 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::batch_run::run_batches;
 use crate::config::tls::ServerTls;
+use crate::http::grpc_router::grpc_router;
 use crate::http::router::router;
 use crate::model_set::driver::ModelSet;
 use crate::serve::listener::{Connection, Listener};
+use crate::serve::preface_deadline::PrefaceDeadline;
 use crate::serve::shutdown::Shutdown;
 use crate::serve::write_deadline::WriteDeadline;
 use crate::state::server_parts::ServerParts;
@@ -41,6 +45,12 @@ pub struct DrainReport {
 
 /// Larger than the headers of any client. Limits the memory of a request whose headers are incomplete.
 const MAX_HEADER_BYTES: usize = 64 << 10;
+/// Limits the connections of the gRPC port. Gateways keep a few, and each carries many calls.
+pub const MAX_GRPC_CONNECTIONS: usize = 1024;
+/// Limits the calls in flight on a connection of HTTP/2.
+const MAX_STREAMS: u32 = 256;
+/// A silent connection of HTTP/2 is asked for a sign of life at this interval, and closed without an answer.
+const PING_INTERVAL: Duration = Duration::from_secs(60);
 /// The pause when a connection cannot be accepted, for example at the limit of open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// The time between two checks of the engine's state. The engine's thread cannot wake an async runtime.
@@ -55,8 +65,12 @@ const FLUSH_PERIOD: Duration = Duration::from_secs(5);
 ///
 /// A lost engine never recovers, so it ends the server with an error, and the supervisor of the
 /// process restarts it.
+///
+/// `grpc` is the listener of the gRPC port, if the server has one.
+// Long: the order of the end, in which each step waits for the one before.
 pub async fn serve(
     listener: impl Into<Listener>,
+    grpc: Option<Listener>,
     models: ModelSet,
     mut shutdown: Shutdown,
 ) -> io::Result<DrainReport> {
@@ -70,7 +84,30 @@ pub async fn serve(
     };
     let tls = server.config.tls.clone();
     let newcomers = server.use_count.newcomers.clone();
-    let connections = Connections::new(router(models.clone()), tls, &limits, newcomers);
+    let grpc = grpc.map(|listener| {
+        let router = grpc_router(models.clone());
+        let limits = ConnectionLimits {
+            max_num_connections: limits.max_num_connections.min(MAX_GRPC_CONNECTIONS),
+            ..limits
+        };
+        let (tls, newcomers) = (tls.clone(), newcomers.clone());
+        let connections =
+            Connections::new(router, Protocol::http2(&limits), tls, &limits, newcomers);
+        Port {
+            listener,
+            connections,
+        }
+    });
+    let http = Port {
+        listener,
+        connections: Connections::new(
+            router(models.clone()),
+            Protocol::http1(&limits),
+            tls,
+            &limits,
+            newcomers,
+        ),
+    };
     // Lines of batches count as requests in flight. Batches stop when serving ends for any reason.
     let mut runner = JoinSet::new();
     if let Ok(batches) = server.batches() {
@@ -82,11 +119,11 @@ pub async fn serve(
         biased;
         error = engine_lost(&models) => {
             // The streams have received their error; this gives clients the time to read it.
-            connections.close().await;
+            close_all(http, grpc).await;
             return Err(error);
         }
         () = shutdown.requested() => {}
-        error = connections.accept_from(&listener) => return Err(error),
+        error = accept_all(&http, grpc.as_ref()) => return Err(error),
         () = idle(&server) => {}
     }
     server.drain();
@@ -102,24 +139,59 @@ pub async fn serve(
     let mut num_in_flight = server.num_in_flight.subscribe();
     let accepts = !server.config.has_inherited_socket;
     tokio::select! {
-        error = connections.accept_from(&listener), if accepts => return Err(error),
+        error = accept_all(&http, grpc.as_ref()), if accepts => return Err(error),
         _ = timeout_at(deadline, num_in_flight.wait_for(|&num| num == 0)) => {}
         () = shutdown.requested() => {}
     }
     // A lost engine also ends the requests in flight.
     let engine = models.only_engine_state();
-    drop(listener);
     let num_cut_off = *server.num_in_flight.borrow();
     for state in models.loaded() {
         state.calls.cut_off();
     }
-    connections.close().await;
+    close_all(http, grpc).await;
     // Gives batches the time to write their last answers.
     let _ = timeout_at(Instant::now() + FLUSH_PERIOD, runner.join_next()).await;
     match engine {
         Some(EngineState::Lost(reason)) => Err(stopped(&reason)),
         _ => Ok(DrainReport { num_cut_off }),
     }
+}
+
+/// A listening socket and its connections.
+struct Port {
+    listener: Listener,
+    connections: Connections,
+}
+
+impl Port {
+    async fn accept(&self) -> io::Error {
+        self.connections.accept_from(&self.listener).await
+    }
+
+    async fn close(self) {
+        drop(self.listener);
+        self.connections.close().await;
+    }
+}
+
+async fn accept_all(http: &Port, grpc: Option<&Port>) -> io::Error {
+    let Some(grpc) = grpc else {
+        return http.accept().await;
+    };
+    tokio::select! {
+        error = http.accept() => error,
+        error = grpc.accept() => error,
+    }
+}
+
+async fn close_all(http: Port, grpc: Option<Port>) {
+    let grpc = async {
+        if let Some(grpc) = grpc {
+            grpc.close().await;
+        }
+    };
+    tokio::join!(http.close(), grpc);
 }
 
 /// Waits until the engine of the only model has stopped, and returns why. Among several models, a lost engine ends only
@@ -174,9 +246,46 @@ impl Default for ConnectionLimits {
     }
 }
 
+/// The version of HTTP that a port speaks.
+#[derive(Clone)]
+pub enum Protocol {
+    Http1(http1::Builder),
+    Http2 {
+        http: http2::Builder<TokioExecutor>,
+        preface_timeout: Duration,
+    },
+}
+
+impl Protocol {
+    pub fn http1(limits: &ConnectionLimits) -> Self {
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new())
+            .header_read_timeout(limits.header_timeout)
+            .keep_alive(limits.keep_alive)
+            .max_header_size(MAX_HEADER_BYTES);
+        Self::Http1(http)
+    }
+
+    pub fn http2(limits: &ConnectionLimits) -> Self {
+        let mut http = http2::Builder::new(TokioExecutor::new());
+        http.timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            .max_header_list_size(MAX_HEADER_BYTES as u32)
+            .keep_alive_interval(PING_INTERVAL);
+        Self::Http2 {
+            http,
+            preface_timeout: limits.header_timeout,
+        }
+    }
+
+    fn is_http2(&self) -> bool {
+        matches!(self, Self::Http2 { .. })
+    }
+}
+
 pub struct Connections {
     router: Router,
-    http: http1::Builder,
+    protocol: Protocol,
     tls: Option<ServerTls>,
     write_timeout: Duration,
     max_num_connections: u32,
@@ -197,21 +306,17 @@ enum Phase {
 impl Connections {
     pub fn new(
         router: Router,
+        protocol: Protocol,
         tls: Option<ServerTls>,
         limits: &ConnectionLimits,
         newcomers: Count,
     ) -> Self {
-        let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new())
-            .header_read_timeout(limits.header_timeout)
-            .keep_alive(limits.keep_alive)
-            .max_header_size(MAX_HEADER_BYTES);
         let max_num_connections = u32::try_from(limits.max_num_connections)
             .unwrap_or(u32::MAX)
             .min((Semaphore::MAX_PERMITS >> 1) as u32);
         Self {
             router,
-            http,
+            protocol,
             tls,
             write_timeout: limits.write_timeout,
             max_num_connections,
@@ -246,7 +351,8 @@ impl Connections {
         {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
-        let (router, http, tls) = (self.router.clone(), self.http.clone(), self.tls.clone());
+        let (router, protocol, tls) =
+            (self.router.clone(), self.protocol.clone(), self.tls.clone());
         let write_timeout = self.write_timeout;
         let newcomer = self.newcomers.begin();
         let mut phase = self.phase.subscribe();
@@ -256,18 +362,18 @@ impl Connections {
                 (Connection::Tcp(stream), Some(tls)) => (stream, tls),
                 (stream, _) => {
                     let stream = WriteDeadline::new(stream, write_timeout);
-                    return answer(stream, &http, router, phase, newcomer).await;
+                    return answer(stream, &protocol, router, phase, newcomer).await;
                 }
             };
             // When the server closes, a client without a finished handshake is dropped at once.
             let secured = tokio::select! {
-                secured = tls.accept(stream) => secured,
+                secured = tls.accept(stream, protocol.is_http2()) => secured,
                 _ = phase.changed() => return,
             };
             match secured {
                 Ok(stream) => {
                     let stream = WriteDeadline::new(stream, write_timeout);
-                    answer(stream, &http, router, phase, newcomer).await;
+                    answer(stream, &protocol, router, phase, newcomer).await;
                 }
                 Err(error) => tracing::debug!(%error, "a client's TLS handshake has failed"),
             }
@@ -292,9 +398,9 @@ impl Connections {
 /// Answers the requests of one connection until the connection or the server ends.
 async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    http: &http1::Builder,
+    protocol: &Protocol,
     router: Router,
-    mut phase: watch::Receiver<Phase>,
+    phase: watch::Receiver<Phase>,
     newcomer: Counted,
 ) {
     let newcomer = Mutex::new(Some(newcomer));
@@ -313,8 +419,28 @@ async fn answer(
             answer
         }
     });
-    let connection = http.serve_connection(TokioIo::new(stream), service);
-    let mut connection = std::pin::pin!(connection);
+    match protocol {
+        Protocol::Http1(http) => {
+            let connection = http.serve_connection(TokioIo::new(stream), service);
+            run(pin!(connection), phase, |http| http.graceful_shutdown()).await;
+        }
+        Protocol::Http2 {
+            http,
+            preface_timeout,
+        } => {
+            let stream = PrefaceDeadline::new(stream, *preface_timeout);
+            let connection = http.serve_connection(TokioIo::new(stream), service);
+            run(pin!(connection), phase, |http| http.graceful_shutdown()).await;
+        }
+    }
+}
+
+/// Runs a connection until it or the server ends. `end_gracefully` lets it end after its current requests.
+async fn run<C: Future<Output = hyper::Result<()>>>(
+    mut connection: Pin<&mut C>,
+    mut phase: watch::Receiver<Phase>,
+    end_gracefully: impl Fn(Pin<&mut C>),
+) {
     loop {
         tokio::select! {
             result = &mut connection => {
@@ -328,7 +454,7 @@ async fn answer(
                 if changed.is_err() || now == Phase::Closed {
                     return;
                 }
-                connection.as_mut().graceful_shutdown();
+                end_gracefully(connection.as_mut());
             }
         }
     }
@@ -373,7 +499,7 @@ mod tests {
             theirs.write_all(requests.as_bytes()).await.expect("room");
             let phase = watch::Sender::new(Phase::Open);
             clients.push(tokio::spawn(async move {
-                let http = http1::Builder::new();
+                let http = Protocol::Http1(http1::Builder::new());
                 let mut answers = Vec::new();
                 let (_, read) = tokio::join!(
                     answer(

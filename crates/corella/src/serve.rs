@@ -20,9 +20,9 @@ use corella_core::SchedulerConfig;
 use corella_engine::{Generate, Tracer};
 use corella_server::batch::{Batches, FilesConfig};
 use corella_server::{
-    AdapterLoader, Backend, DrainReport, KvEvents, KvEventsConfig, ModelId, ModelMemory, ModelSet,
-    OutputMetrics, ServerConfig, ServerParts, ServerState, ServerTls, Shutdown, TextModel,
-    shutdown_signal,
+    AdapterLoader, ApiKey, Backend, DrainReport, KvEvents, KvEventsConfig, Listener,
+    MAX_GRPC_CONNECTIONS, ModelId, ModelMemory, ModelSet, OutputMetrics, ServerConfig, ServerParts,
+    ServerState, ServerTls, Shutdown, TextModel, shutdown_signal,
 };
 use prometheus_client::collector::Collector;
 use tokio::runtime::Runtime;
@@ -64,10 +64,15 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
     }
     // The port is bound before the model is loaded, so that a port in use is noticed at once.
     let socket = ServerSocket::open(config.address).await?;
+    let grpc = match config.grpc_address {
+        Some(address) => Some(server_socket::open_grpc(address).await?),
+        None => None,
+    };
     let mut cluster_config = config.cluster.clone();
     let binds = cluster_config.listens;
     let cluster_listener = binds.then(|| NodePort::bind(&cluster_config)).transpose()?;
     let api_keys = config.keys.read()?;
+    check_grpc_key(config.server.grpc_key.as_deref(), &api_keys)?;
     let server_tls = config.tls.as_ref().map(load_tls).transpose()?;
     let tls = cluster_config.load_tls()?;
     cluster_config.load_paths()?;
@@ -88,7 +93,8 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
         ..config.server
     };
     let serve_config = { config.request.clone() }.serve_config(&llm, config.limits.clone());
-    make_room_for(server_config.max_num_connections);
+    let num_grpc_connections = grpc.as_ref().map_or(0, |_| MAX_GRPC_CONNECTIONS);
+    make_room_for(server_config.max_num_connections + num_grpc_connections);
     let say = |line: &str| announce(config.log_format, line);
     say(&llm.summary());
     if let Some(line) = llm.end_summary() {
@@ -121,6 +127,10 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
         Some(config) => Some(start_kv_events(config, &llm, &say).await?),
         None => None,
     };
+    let grpc = grpc.map(|(listener, address)| {
+        say(&format!("gRPC on {address}"));
+        listener
+    });
     if config.is_verbose {
         let url = socket.curl(server_tls.is_some()) + &server_config.root_path;
         say(&try_line(&llm, &url, has_key));
@@ -195,18 +205,19 @@ async fn serve(mut config: Serve) -> Result<(), Error> {
             (set, None)
         }
     };
-    serve_models(models, socket, shutdown, cluster.as_ref(), exporter).await
+    let sockets = (socket, grpc);
+    serve_models(models, sockets, shutdown, cluster.as_ref(), exporter).await
 }
 
 /// Serves until the server has drained, and then ends the engines and the export of spans.
 async fn serve_models(
     models: ModelSet,
-    mut socket: ServerSocket,
+    (mut socket, grpc): (ServerSocket, Option<Listener>),
     shutdown: Shutdown,
     cluster: Option<&Cluster>,
     exporter: Option<OtlpExporter>,
 ) -> Result<(), Error> {
-    let served = corella_server::serve(socket.take_listener(), models.clone(), shutdown);
+    let served = corella_server::serve(socket.take_listener(), grpc, models.clone(), shutdown);
     let report = until_drained(served, models.parts(), cluster).await;
     if let Some(exporter) = exporter {
         // The exporter waits for the collector, on a thread of its own.
@@ -251,6 +262,15 @@ async fn until_drained(
         cluster.0.finish().await;
     }
     report
+}
+
+fn check_grpc_key(name: Option<&str>, keys: &[ApiKey]) -> Result<(), Error> {
+    match name.filter(|name| keys.iter().all(|key| key.name != *name)) {
+        Some(name) => Err(Error::Config(format!(
+            "--grpc-api-key {name}: --api-keys has no key of this name"
+        ))),
+        None => Ok(()),
+    }
 }
 
 fn load_tls((cert, key): &(PathBuf, PathBuf)) -> Result<ServerTls, Error> {

@@ -27,6 +27,10 @@ pub async fn health(State(models): State<ModelSet>) -> Result<Response, ApiError
 
 /// Answers 200 if the server takes new requests, and can serve them in its role.
 pub async fn ready(State(models): State<ModelSet>) -> Result<(), ApiError> {
+    readiness(&models)
+}
+
+pub fn readiness(models: &ModelSet) -> Result<(), ApiError> {
     match models.only_engine_state() {
         Some(EngineState::Lost(reason)) => Err(ApiError::not_ready(&reason)),
         Some(EngineState::Draining) => Err(ApiError::draining()),

@@ -18,6 +18,13 @@ use crate::clock::unix_now_s;
 pub struct RequestName(Arc<str>);
 
 impl RequestName {
+    /// Returns a name that a caller gives in the request itself, if it is one.
+    pub fn given(name: &str) -> Option<Self> {
+        let is_plain = name.bytes().all(|byte| byte.is_ascii_graphic());
+        let is_name = is_plain && !name.is_empty() && name.len() <= MAX_BYTES;
+        is_name.then(|| Self(name.into()))
+    }
+
     pub fn as_str(&self) -> &str {
         &self.0
     }

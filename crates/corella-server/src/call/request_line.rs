@@ -38,7 +38,15 @@ struct Details {
 }
 
 /// Paths of probes and scrapes, which come every few seconds.
-const PROBE_PATHS: [&str; 5] = ["/health", "/v1/health", "/ping", "/ready", "/metrics"];
+const PROBE_PATHS: [&str; 7] = [
+    "/health",
+    "/v1/health",
+    "/ping",
+    "/ready",
+    "/metrics",
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
+];
 const PAGES: [&str; 2] = ["/", "/docs"];
 const FILES_OF_THE_PAGE: &str = "/page/";
 /// Clients choose the path, and lines must stay short.

@@ -15,6 +15,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::call::generation::{ChoiceDelta, Generation};
 use crate::wire::api_error::ApiError;
+use crate::wire::grpc_message::write_message;
 use crate::wire::usage::Usage;
 
 /// Formats a generation as the events of an endpoint.
@@ -77,6 +78,11 @@ impl Events {
         self.0.extend_from_slice(b": ");
         self.0.extend_from_slice(text.as_bytes());
         self.0.extend_from_slice(b"\n\n");
+    }
+
+    /// Writes a message of gRPC.
+    pub fn push_message(&mut self, message: &impl prost::Message) {
+        write_message(message, &mut self.0);
     }
 
     pub fn push_error(&mut self, error: &ApiError) {

@@ -1,5 +1,6 @@
 //! The configuration of the server: its limits, its callers and its end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use corella_engine::Tracer;
@@ -13,6 +14,9 @@ use crate::config::tls::ServerTls;
 pub struct ServerConfig {
     /// The keys for endpoints that compute or change something. If there are none, callers need no key.
     pub api_keys: Vec<ApiKey>,
+    /// The name of the key by which calls without a key count on the gRPC port. With `None`, they are refused if keys
+    /// are required.
+    pub grpc_key: Option<Arc<str>>,
     /// The clock of the keys' limits.
     pub clock: Clock,
     pub max_body_bytes: usize,
@@ -54,6 +58,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             api_keys: Vec::new(),
+            grpc_key: None,
             clock: Clock::default(),
             max_body_bytes: 8 << 20,
             max_body_memory: 256 << 20,

@@ -41,7 +41,13 @@ struct Inner {
 
 struct Current {
     identity: Identity,
-    acceptor: TlsAcceptor,
+    acceptors: Acceptors,
+}
+
+/// An acceptor for each version of HTTP. Clients of HTTP/2 demand that the handshake names it.
+struct Acceptors {
+    http1: TlsAcceptor,
+    http2: TlsAcceptor,
 }
 
 #[derive(PartialEq, Eq)]
@@ -62,11 +68,14 @@ impl ServerTls {
     /// of its dates.
     pub fn load(cert: &Path, key: &Path) -> Result<Self, TlsError> {
         let identity = Identity::read(cert, key)?;
-        let acceptor = identity.acceptor(cert, key)?;
+        let acceptors = identity.acceptors(cert, key)?;
         Ok(Self(Arc::new(Inner {
             cert: cert.to_owned(),
             key: key.to_owned(),
-            current: RwLock::new(Current { identity, acceptor }),
+            current: RwLock::new(Current {
+                identity,
+                acceptors,
+            }),
         })))
     }
 
@@ -79,8 +88,12 @@ impl ServerTls {
         if is_same(&current.read().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(false);
         }
-        let acceptor = identity.acceptor(cert, key)?;
-        *current.write().unwrap_or_else(PoisonError::into_inner) = Current { identity, acceptor };
+        let acceptors = identity.acceptors(cert, key)?;
+        let new = Current {
+            identity,
+            acceptors,
+        };
+        *current.write().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(true)
     }
 
@@ -112,13 +125,18 @@ impl ServerTls {
     }
 
     /// Secures a connection that a client has made.
-    pub(crate) async fn accept(&self, mut stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    pub(crate) async fn accept(
+        &self,
+        mut stream: TcpStream,
+        is_http2: bool,
+    ) -> io::Result<TlsStream<TcpStream>> {
         let acceptor = {
             let current = self.0.current.read();
-            current
-                .unwrap_or_else(PoisonError::into_inner)
-                .acceptor
-                .clone()
+            let current = current.unwrap_or_else(PoisonError::into_inner);
+            match is_http2 {
+                false => current.acceptors.http1.clone(),
+                true => current.acceptors.http2.clone(),
+            }
         };
         let handshake = async {
             let mut first = [0];
@@ -162,7 +180,7 @@ impl Identity {
         })
     }
 
-    fn acceptor(&self, cert: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
+    fn acceptors(&self, cert: &Path, key: &Path) -> Result<Acceptors, TlsError> {
         self.check_dates(cert)?;
         let provider = Arc::new(ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
@@ -170,7 +188,7 @@ impl Identity {
             .map_err(|error| TlsError(format!("TLS cannot be used: {error}")))?
             .with_no_client_auth()
             .with_single_cert(self.chain.clone(), self.key.clone_key());
-        let mut config = config.map_err(|error| match error {
+        let config = config.map_err(|error| match error {
             Error::InconsistentKeys(_) => TlsError(format!(
                 "--tls-key {} is not the key of --tls-cert {}",
                 key.display(),
@@ -181,8 +199,15 @@ impl Identity {
                 key.display()
             )),
         })?;
-        config.alpn_protocols.push(b"http/1.1".to_vec());
-        Ok(TlsAcceptor::from(Arc::new(config)))
+        let acceptor = |protocol: &[u8]| {
+            let mut config = config.clone();
+            config.alpn_protocols.push(protocol.to_vec());
+            TlsAcceptor::from(Arc::new(config))
+        };
+        Ok(Acceptors {
+            http1: acceptor(b"http/1.1"),
+            http2: acceptor(b"h2"),
+        })
     }
 
     /// The verifier checks a certificate's own properties before its issuer. It trusts no issuer here, so the error of

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::Method;
+use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::Response;
 use corella_engine::TraceScope;
@@ -50,8 +50,14 @@ pub async fn count_request(
     record.in_use = in_use;
     let mut response = next.run(request).await;
     record.model_use = response.extensions_mut().remove();
-    record.status = response.status().as_u16();
-    if let (Some(line), Some(error)) = (&record.line, response.extensions().get::<ApiError>()) {
+    let error = response.extensions().get::<ApiError>();
+    // The answer to a failed gRPC call has status 200, too.
+    let status = match error {
+        Some(error) if response.status() == StatusCode::OK => error.status,
+        _ => response.status(),
+    };
+    record.status = status.as_u16();
+    if let (Some(line), Some(error)) = (&record.line, error) {
         line.set_refusal(error);
     }
     let (parts, body) = response.into_parts();

@@ -15,17 +15,34 @@ use crate::wire::api_error::ApiError;
 /// The header with a key from Anthropic's clients.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
+/// The keys of a port.
+#[derive(Clone)]
+pub struct KeyCheck {
+    pub keys: Arc<ApiKeys>,
+    /// The name of the key by which callers without one count; without a name they are refused.
+    pub default_name: Option<Arc<str>>,
+}
+
+impl KeyCheck {
+    fn account(&self, headers: &HeaderMap) -> Option<Arc<Account>> {
+        let is_absent = !headers.contains_key(AUTHORIZATION) && !headers.contains_key(X_API_KEY);
+        match &self.default_name {
+            Some(name) if is_absent => self.keys.named(name),
+            _ => self.keys.find(presented(headers)?),
+        }
+    }
+}
+
 /// Passes requests with a valid key. Requests that only read (GET) do not count against the key's limits.
 pub async fn require_api_key(
-    State(keys): State<Arc<ApiKeys>>,
+    State(check): State<KeyCheck>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    if !keys.are_required() {
+    if !check.keys.are_required() {
         return next.run(request).await;
     }
-    let presented = presented(request.headers());
-    let Some(account) = presented.and_then(|key| keys.find(key)) else {
+    let Some(account) = check.account(request.headers()) else {
         return ApiError::unauthorized().into_response();
     };
     if let Some(line) = request.extensions().get::<Arc<RequestLine>>() {

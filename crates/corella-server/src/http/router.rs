@@ -35,7 +35,7 @@ use crate::endpoint::score::{rerank, score};
 use crate::endpoint::token_generate::TokenGenerate;
 use crate::endpoint::tokenization::{detokenize, tokenize};
 use crate::http::accounting::count_request;
-use crate::http::auth::{require_admin, require_api_key};
+use crate::http::auth::{KeyCheck, require_admin, require_api_key};
 use crate::http::cors::allow_origins;
 use crate::http::model_choice::{look_at_model, use_model};
 use crate::http::request_head::check_head;
@@ -61,7 +61,11 @@ pub fn router(models: ModelSet) -> Router {
 /// Returns the router of all paths, without the root path.
 fn plain_router(models: ModelSet) -> Router {
     let server = models.parts();
-    let needs_key = from_fn_with_state(server.api_keys.clone(), require_api_key);
+    let keys = KeyCheck {
+        keys: server.api_keys.clone(),
+        default_name: None,
+    };
+    let needs_key = from_fn_with_state(keys, require_api_key);
     let uses_model = from_fn_with_state(models.clone(), use_model);
     let protected = Router::new()
         .route(

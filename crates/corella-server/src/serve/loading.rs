@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use crate::config::tls::ServerTls;
 use crate::serve::listener::Listener;
-use crate::serve::{ConnectionLimits, Connections};
+use crate::serve::{ConnectionLimits, Connections, Protocol};
 use crate::state::use_count::Count;
 use crate::wire::api_error::ApiError;
 
@@ -40,7 +40,13 @@ impl Loading {
             keep_alive: false,
             ..ConnectionLimits::default()
         };
-        let connections = Connections::new(router, tls, &limits, Count::default());
+        let connections = Connections::new(
+            router,
+            Protocol::http1(&limits),
+            tls,
+            &limits,
+            Count::default(),
+        );
         let (ends, ended) = oneshot::channel::<()>();
         let accepting = tokio::spawn(async move {
             tokio::select! {

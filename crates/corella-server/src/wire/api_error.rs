@@ -151,6 +151,10 @@ impl ApiError {
         self.body.code
     }
 
+    pub fn retry_after_us(&self) -> Option<u64> {
+        self.retry_after_us
+    }
+
     /// The same error with the field's name at this endpoint, `to`. A place within the field is renamed, too.
     pub fn renamed(mut self, from: &str, to: &str) -> Self {
         let Some(rest) = self.param().and_then(|param| param.strip_prefix(from)) else {
@@ -413,6 +417,16 @@ impl ApiError {
             StatusCode::NOT_FOUND,
             format!("There is no {} here. {advice}", shown(path)),
         )
+    }
+
+    /// A caller asks for the health of a service that is not here.
+    pub fn unknown_service(name: &str) -> Self {
+        let message = format!("There is no service `{}` here.", shown(name));
+        Self::new(StatusCode::NOT_FOUND, message)
+    }
+
+    pub fn not_implemented(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_IMPLEMENTED, message)
     }
 
     pub fn wrong_method(method: &str, path: &str, methods: &[&str]) -> Self {

@@ -64,6 +64,10 @@ pub struct RequestBody {
 }
 
 impl RequestBody {
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     pub fn num_bytes(&self) -> usize {
         self.bytes.len()
     }

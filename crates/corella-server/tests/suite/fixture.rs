@@ -181,7 +181,7 @@ impl Setup {
         let (shutdown, asked) = Shutdown::channel();
         let models = ModelSet::of(state.clone());
         let local = LocalClient::new(state);
-        let server = tokio::spawn(serve(listener, models.clone(), asked));
+        let server = tokio::spawn(serve(listener, None, models.clone(), asked));
         TestServer {
             address,
             local,

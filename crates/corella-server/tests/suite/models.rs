@@ -175,7 +175,7 @@ impl Options {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address");
         let (shutdown, asked) = Shutdown::channel();
-        tokio::spawn(serve(listener, models.clone(), asked));
+        tokio::spawn(serve(listener, None, models.clone(), asked));
         ModelServer {
             address,
             models,

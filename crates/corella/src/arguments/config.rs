@@ -1,5 +1,6 @@
 //! Converts the command line to configuration. No other module reads arguments or the environment.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -42,7 +43,7 @@ pub use bench::{
 };
 pub use chat::{Chat, ChatWith, chat};
 pub use hub::{hub, ollama_store, pull};
-pub use listen::ListenAddress;
+pub use listen::{ListenAddress, grpc_address};
 pub use llm::{LlmConfig, llm};
 pub use models::{HubModels, ModelOptions, Models, ServedModel, models};
 pub use otlp::otlp;
@@ -54,6 +55,8 @@ pub struct Serve {
     pub models: Option<Models>,
     pub options: LlmOptions,
     pub address: ListenAddress,
+    /// The address of the gRPC port, if configured.
+    pub grpc_address: Option<SocketAddr>,
     pub keys: KeySource,
     /// Certificate and key.
     pub tls: Option<(PathBuf, PathBuf)>,
@@ -123,6 +126,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         models,
         options,
         address,
+        grpc_address: grpc_address(&server)?,
         keys: KeySource {
             single: server.api_key,
             file: server.api_keys,

@@ -150,6 +150,17 @@ impl Drop for ServerSocket {
     }
 }
 
+/// Opens the gRPC port. Clients wait in its queue until the server accepts them.
+pub async fn open_grpc(address: SocketAddr) -> Result<(Listener, SocketAddr), Error> {
+    let bound = async {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        io::Result::Ok((Listener::Tcp(listener), address))
+    };
+    let what = format!("cannot listen on {address}, of --grpc-port");
+    bound.await.map_err(|error| Error::Io(what, error))
+}
+
 /// Deletes the socket of a killed server. A socket with a listener stays, and so does any other file.
 async fn remove_abandoned(path: &Path) -> io::Result<()> {
     let is_socket = path

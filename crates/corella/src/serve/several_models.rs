@@ -68,7 +68,7 @@ pub async fn serve(config: Serve, mut models: Models) -> Result<(), Error> {
     say(&ready_line);
     supervisor::notify("READY=1");
     models.load_pinned();
-    serve_models(models, socket, shutdown, None, exporter).await
+    serve_models(models, (socket, None), shutdown, None, exporter).await
 }
 
 /// The models of a server, of which none is loaded.

@@ -20,6 +20,26 @@ pub struct ServerArgs {
     /// Listen on a Unix domain socket at this path, instead of a port
     #[arg(long, value_name = "PATH", conflicts_with = "tls_cert")]
     pub uds: Option<PathBuf>,
+    /// Serve gRPC too, on this port, by the services through which gateways reach vLLM; 0 takes any free port
+    #[arg(long, value_name = "PORT")]
+    pub grpc_port: Option<u16>,
+    /// Address or host name of --grpc-port; gateways send no keys and speak no TLS there
+    #[arg(
+        long,
+        value_name = "HOST",
+        default_value = "127.0.0.1",
+        requires = "grpc_port"
+    )]
+    pub grpc_host: String,
+    /// Count calls without a key on --grpc-port as calls by the key of this name in --api-keys. Without this
+    /// option, they are refused if keys are required
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "grpc_port",
+        requires = "api_keys"
+    )]
+    pub grpc_api_key: Option<String>,
     /// Path before all others, such as /llm, for a proxy that passes it on. Requests without it are
     /// answered too
     #[arg(long, value_name = "PATH")]
@@ -104,6 +124,7 @@ impl ServerArgs {
     pub fn config(&self) -> Result<ServerConfig, Error> {
         Ok(ServerConfig {
             max_num_connections: self.max_connections as usize,
+            grpc_key: self.grpc_api_key.as_deref().map(Into::into),
             max_body_memory: self.max_body_memory as usize,
             max_stored_response_bytes: self.max_stored_response_bytes as usize,
             drain_timeout: Duration::from_secs(self.drain_timeout.into()),

@@ -21,7 +21,7 @@ impl ListenAddress {
         let Some(socket) = InheritedSocket::take().map_err(Error::Config)? else {
             return Ok(match &server.uds {
                 Some(path) => Self::Unix(path.clone()),
-                None => Self::Tcp(listen_address(&server.host, server.port)?),
+                None => Self::Tcp(listen_address("host", &server.host, server.port)?),
             });
         };
         match (&socket, &server.tls_cert) {
@@ -45,9 +45,16 @@ impl ListenAddress {
     }
 }
 
-/// Resolves a host. Prefers an IPv4 address of several: clients that connect to `localhost` try
+/// Returns the address of the gRPC port, if the server has one.
+pub fn grpc_address(server: &ServerArgs) -> Result<Option<SocketAddr>, Error> {
+    let port = server.grpc_port;
+    port.map(|port| listen_address("grpc-host", &server.grpc_host, port))
+        .transpose()
+}
+
+/// Resolves the host of an option. Prefers an IPv4 address of several: clients that connect to `localhost` try
 /// IPv4 too, and clients that connect to 127.0.0.1 try nothing else.
-fn listen_address(host: &str, port: u16) -> Result<SocketAddr, Error> {
+fn listen_address(option: &str, host: &str, port: u16) -> Result<SocketAddr, Error> {
     // An IPv6 address may be written in brackets, as in a URL.
     let name = host
         .strip_prefix('[')
@@ -62,11 +69,12 @@ fn listen_address(host: &str, port: u16) -> Result<SocketAddr, Error> {
             .filter(|(_, port)| port.parse::<u16>().is_ok());
         if let Some((bare, port)) = with_port {
             return Error::Config(format!(
-                "--host {host} has a port: write --host {bare} --port {port}"
+                "--{option} {host} has a port: write --{option} {bare} --{} {port}",
+                option.replace("host", "port")
             ));
         }
         Error::Config(format!(
-            "--host {host} is neither an address nor a name that can be resolved; 127.0.0.1 \
+            "--{option} {host} is neither an address nor a name that can be resolved; 127.0.0.1 \
              listens for this machine only, 0.0.0.0 for others as well"
         ))
     })

@@ -303,6 +303,7 @@ fn option_that_holds_a_model(args: &ServeArgs) -> Option<&'static str> {
         (cluster.registry.is_some(), "--registry"),
         (cluster.cluster_listen.is_some(), "--cluster-listen"),
         (args.server.kv_events_config.is_some(), "--kv-events-config"),
+        (args.server.grpc_port.is_some(), "--grpc-port"),
         (adapter.enable_lora, "--enable-lora"),
         (!adapter.lora_modules.is_empty(), "--lora-modules"),
         (args.kv_store.kv_store.is_some(), "--kv-store"),
