@@ -26,7 +26,7 @@ let shown = { id: null, isLoaded: false };
 const models = new Models((model) => {
   chat.contextLength = model?.max_model_len ?? null;
   chat.showModel(model);
-  engine.setModel(models.areSeveral ? model?.id : null, model?.status);
+  engine.setModel(models.haveToBeNamed ? model?.id : null, model?.status);
   const now = { id: model?.id, isLoaded: (model?.status?.value ?? "loaded") === "loaded" };
   if (now.id !== shown.id || now.isLoaded !== shown.isLoaded) {
     shown = now;
@@ -69,7 +69,7 @@ at("key-form").addEventListener("submit", (event) => {
 async function readDefaults({ id, isLoaded }) {
   let params = {};
   if (isLoaded) {
-    const response = await call(models.areSeveral ? `/props?model=${encodeURIComponent(id)}` : "/props");
+    const response = await call(models.haveToBeNamed ? `/props?model=${encodeURIComponent(id)}` : "/props");
     const { default_generation_settings: settings } = await response.json();
     params = settings?.params ?? {};
   }

@@ -20,7 +20,19 @@ export function stateOf({ value, loading_s: seconds }) {
 }
 
 /** Aliases and adapters are listed, too; they come and go with their model. */
-const isModel = ({ id, root, parent }) => parent === undefined && (root === undefined || root === id);
+const modelOf = ({ id, root, parent }) => parent ?? root ?? id;
+
+/** One entry for each model: its own name, or the first name that the key permits. */
+function modelsIn(list) {
+  const named = list.filter((entry) => modelOf(entry) === entry.id);
+  const seen = new Set(named.map(modelOf));
+  const others = list.filter((entry) => {
+    const isNew = entry.parent === undefined && !seen.has(modelOf(entry));
+    seen.add(modelOf(entry));
+    return isNew;
+  });
+  return [...named, ...others];
+}
 
 export class Models {
   /** `changed` is called with the chosen model when the list was read, or another model was chosen. */
@@ -39,9 +51,10 @@ export class Models {
     return !at("model").disabled;
   }
 
-  /** Whether the server has several models, of which a request chooses one. A key may permit only an alias of one. */
-  get areSeveral() {
-    return new Set(this.list.map(({ id, root, parent }) => parent ?? root ?? id)).size > 1;
+  /** Whether questions have to name the model: there are several, or the key permits only other names of the one. */
+  get haveToBeNamed() {
+    const names = new Set(this.list.map(modelOf));
+    return names.size > 1 || (names.size === 1 && !this.list.some(({ id }) => names.has(id)));
   }
 
   async read(path = "/v1/models") {
@@ -62,7 +75,7 @@ export class Models {
 
   /** A model that stays loaded needs no further look. */
   #tick() {
-    const mayChange = this.areSeveral || this.list.some(({ status }) => status && status.value !== "loaded");
+    const mayChange = this.haveToBeNamed || this.list.some(({ status }) => status && status.value !== "loaded");
     if (!document.hidden && mayChange && !this.isReading) {
       this.isReading = true;
       this.read(`/page/models.json`).catch(() => {}).finally(() => { this.isReading = false; });
@@ -71,7 +84,7 @@ export class Models {
 
   #show() {
     const select = at("model");
-    const models = this.list.filter(isModel);
+    const models = modelsIn(this.list);
     const showsStates = models.length > 1 || models.some(({ status }) => status && status.value !== "loaded");
     this.list.forEach(({ id, status }, index) => {
       const text = showsStates && status ? `${id} · ${stateOf(status)}` : id;

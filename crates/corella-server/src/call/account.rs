@@ -115,6 +115,11 @@ impl Account {
         self.key.priority
     }
 
+    /// Whether the key permits listed models alone.
+    pub fn has_own_models(&self) -> bool {
+        self.key.models.is_some()
+    }
+
     pub fn may_use(&self, model: &str) -> bool {
         let models = self.key.models.as_deref();
         models.is_none_or(|models| models.iter().any(|allowed| allowed == model))

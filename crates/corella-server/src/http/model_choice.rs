@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use tokio::time::timeout;
 
+use crate::call::account::Account;
 use crate::call::call_context::CallContext;
 use crate::call::sse::{SILENCE_PERIOD, event_stream};
 use crate::config::keep_alive::KeepAlive;
@@ -167,7 +168,13 @@ async fn choose(models: &ModelSet, request: Request) -> Result<Choice, ApiError>
     let first = ModelId(0);
     // Ollama's requests say how long the model stays.
     let may_choose = models.has_several() || is_ollama && models.takes_keep_alive(first);
-    if !may_choose && let Some(model_use) = models.try_use(first) {
+    // The error about an unknown name must not show a key the names that it may not use.
+    let account = request.extensions().get::<Arc<Account>>();
+    let has_own_names = account.is_some_and(|account| account.has_own_models());
+    if !may_choose
+        && !has_own_names
+        && let Some(model_use) = models.try_use(first)
+    {
         return Ok(Choice::Use(model_use, request));
     }
     if models.parts().is_draining() {
@@ -188,7 +195,10 @@ async fn choose(models: &ModelSet, request: Request) -> Result<Choice, ApiError>
     } else if let Some(name) = name {
         models.find_or_add(&context, name).await;
     }
-    let model = models.check_key(&context, name)?;
+    let model = match name {
+        None if !may_choose => first,
+        name => models.check_key(&context, name)?,
+    };
     let path = parts.uri.path();
     if keep_alive == Some(KeepAlive::NONE)
         && models.takes_keep_alive(model)

@@ -130,14 +130,14 @@ impl FieldCheck {
         if table.passes_over(name) {
             return Ok(());
         }
+        if self.allow_unknown_fields {
+            return Ok(());
+        }
         let others = self.endpoint.others_with(name);
-        if path.is_empty() && !others.is_empty() {
-            return Err(ApiError::misplaced(name, self.endpoint, &others));
-        }
-        match self.allow_unknown_fields {
-            true => Ok(()),
-            false => Err(ApiError::unknown_field(path, name, closest_in(table, name))),
-        }
+        Err(match path.is_empty() && !others.is_empty() {
+            true => ApiError::misplaced(name, self.endpoint, &others),
+            false => ApiError::unknown_field(path, name, closest_in(table, name)),
+        })
     }
 }
 

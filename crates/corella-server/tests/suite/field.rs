@@ -303,6 +303,9 @@ async fn unknown_fields_are_ignored_where_that_is_asked_for() {
     for (path, body) in bodies() {
         let reply = post_field(&server, path, &body, "temprature", json!(1)).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
+        // A field of another endpoint, too.
+        let reply = post_field(&server, path, &body, "tokens", json!([1])).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
         let reply = post_field(&server, path, &body, "functions", json!([{}])).await;
         assert_refused(&reply, "functions", "unsupported_parameter");
     }
@@ -312,7 +315,9 @@ async fn unknown_fields_are_ignored_where_that_is_asked_for() {
 async fn a_field_of_another_endpoint_says_where_it_belongs() {
     let server = TestServer::start().await;
     let [(_, completion), (_, chat)] = bodies();
+    let response = json!({"input": "hi", "max_output_tokens": 1});
     let cases = [
+        ("/v1/responses", &response, "add_generation_prompt", CHAT),
         (COMPLETIONS, &completion, "messages", CHAT),
         (COMPLETIONS, &completion, "top_logprobs", CHAT),
         (COMPLETIONS, &completion, "chat_template_kwargs", CHAT),

@@ -132,6 +132,29 @@ async fn models_are_listed_under_all_their_names() {
 }
 
 #[tokio::test]
+async fn an_unknown_name_shows_a_key_its_own_names() {
+    let mut setup = Setup::new();
+    setup.serve.served_model_names.push("alias".into());
+    let mut key = ApiKey::unlimited("test", "secret");
+    key.models = Some(vec!["alias".into(), "unknown".into()]);
+    setup.server.api_keys = vec![key];
+    let server = setup.start().await;
+    let ask = async |model: &str| {
+        let body = json!({"prompt": "x", "max_tokens": 1, "model": model}).to_string();
+        let headers = [("authorization", "Bearer secret")];
+        let head = head("POST", "/v1/completions", &headers, Some(body.len()));
+        send(server.address, &head, body.as_bytes()).await
+    };
+    let answer = ask("alias").await;
+    assert_eq!(answer.json()["model"], "alias", "{}", answer.text());
+    let unknown = ask("unknown").await;
+    assert_eq!(unknown.status, 404);
+    let text = unknown.text();
+    assert!(text.contains("`alias`"), "{text}");
+    assert!(!text.contains(&format!("`{MODEL}`")), "{text}");
+}
+
+#[tokio::test]
 async fn unknown_paths_and_methods_are_json_errors() {
     let server = TestServer::start().await;
     assert_eq!(get(server.address, "/v1/nothing").await.status, 404);

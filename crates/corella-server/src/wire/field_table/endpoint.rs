@@ -94,7 +94,8 @@ impl Endpoint {
             Endpoint::Tokenize,
             Endpoint::Detokenize,
         ];
-        let is_one = OPENAI.contains(&self) || self == Self::ApplyTemplate;
+        let is_one =
+            OPENAI.contains(&self) || matches!(self, Self::ApplyTemplate | Self::Responses);
         let reads = |other: &Self| is_one && other.table().reads(field);
         OPENAI.into_iter().filter(reads).collect()
     }
