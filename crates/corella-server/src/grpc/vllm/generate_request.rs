@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use corella_core::TokenRules;
 use serde_json::Value;
 
 use super::generate_answer::AnswerForm;
@@ -261,7 +260,7 @@ fn ban(
         check_token_ids(&field, ids, served.config.vocab_size)?;
     }
     let rules = params.sampling.rules.take().and_then(Arc::into_inner);
-    let rules = rules.unwrap_or_else(TokenRules::new);
+    let rules = rules.unwrap_or_default();
     let banned = banned.into_iter().map(|banned| banned.ids).collect();
     params.sampling.rules = Some(Arc::new(rules.with_banned(banned)));
     Ok(())
