@@ -94,8 +94,10 @@ def test_an_adapter_of_a_table_loads_its_model_and_leaves_with_it(tmp_path):
         status = lambda: server.client.models.retrieve("all").status["value"]
         server.wait_until(lambda: status() == "unloaded", "the model is unloaded")
         check(server.client, "all", "llama-all")
-        with pytest.raises(ConflictError, match="--max-loras"):
+        with pytest.raises(ConflictError, match="those of its table"):
             load(server.client, "more", ADAPTERS / "llama-all")
+        with pytest.raises(ConflictError, match="those of its table"):
+            server.client.post("/unload_lora_adapter", cast_to=object, body={"lora_name": "all"})
         with pytest.raises(InternalServerError, match=f"its adapter gone in {tmp_path}"):
             next_token(server.client, "gone", [1])
 

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from certificate import Authority
 from grpc_call import failure, stream, unary
+from patience import PATIENCE_S
 from server_process import BINARY, ServerProcess, free_port
 
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
@@ -67,7 +68,7 @@ def outcome(port, body, *, path=CHECK.encode()):
     """Sends the body of a call, byte for byte, and returns the status in the answer's headers."""
     headers = b"\x83\x86" + literal(b":path", path) + literal(b":authority", b"x")
     headers += literal(b"content-type", b"application/grpc") + literal(b"te", b"trailers")
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
         client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b""))
         client.sendall(frame(1, 4, 1, headers))
         client.sendall(frame(0, 1, 1, body))
@@ -104,8 +105,8 @@ def test_a_message_above_the_limit_of_bodies_is_refused(server):
 
 
 def test_http_1_gets_no_answer_of_the_api(server):
-    client = http.client.HTTPConnection("127.0.0.1", server.grpc_port, timeout=60)
-    with pytest.raises((http.client.HTTPException, OSError)):
+    client = http.client.HTTPConnection("127.0.0.1", server.grpc_port, timeout=PATIENCE_S)
+    with pytest.raises((http.client.HTTPException, ConnectionError)):
         client.request("GET", "/v1/models")
         client.getresponse()
 

@@ -46,9 +46,11 @@ pub struct DrainReport {
 /// Larger than the headers of any client. Limits the memory of a request whose headers are incomplete.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 /// Limits the connections of the gRPC port. Gateways keep a few, and each carries many calls.
-pub const MAX_GRPC_CONNECTIONS: usize = 1024;
+pub const MAX_GRPC_CONNECTIONS: usize = 256;
 /// Limits the calls in flight on a connection of HTTP/2.
 const MAX_STREAMS: u32 = 256;
+/// Limits the headers of a call. Calls of a connection wait for their bodies side by side.
+const MAX_HEADER_LIST_BYTES: u32 = 16 << 10;
 /// A silent connection of HTTP/2 is asked for a sign of life at this interval, and closed without an answer.
 const PING_INTERVAL: Duration = Duration::from_secs(60);
 /// The pause when a connection cannot be accepted, for example at the limit of open files.
@@ -118,6 +120,8 @@ pub async fn serve(
         // They come after all else: with many at once, accepting takes the whole budget of each poll.
         biased;
         error = engine_lost(&models) => {
+            // Watches of the health end, too.
+            server.drain();
             // The streams have received their error; this gives clients the time to read it.
             close_all(http, grpc).await;
             return Err(error);
@@ -270,7 +274,7 @@ impl Protocol {
         let mut http = http2::Builder::new(TokioExecutor::new());
         http.timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
-            .max_header_list_size(MAX_HEADER_BYTES as u32)
+            .max_header_list_size(MAX_HEADER_LIST_BYTES)
             .keep_alive_interval(PING_INTERVAL);
         Self::Http2 {
             http,

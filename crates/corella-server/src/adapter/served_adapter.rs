@@ -34,6 +34,7 @@ pub struct ServedAdapters {
     model_names: Vec<String>,
     loader: Option<Arc<dyn AdapterLoader>>,
     max_adapters: usize,
+    is_fixed: bool,
     load_timeout: Duration,
     table: Arc<Mutex<Table>>,
     uses: Arc<AdapterUses>,
@@ -78,6 +79,7 @@ impl ServedAdapters {
             model_names: config.served_model_names.clone(),
             loader,
             max_adapters: config.max_num_adapters,
+            is_fixed: config.has_fixed_adapters,
             load_timeout: config.adapter_load_timeout,
             table: Arc::default(),
             uses,
@@ -170,6 +172,7 @@ impl ServedAdapters {
     /// Reads an adapter on a thread of its own. A load that exceeds `load_timeout` is given up, even if the caller has
     /// left. The thread ends when the file system answers.
     pub async fn load(&self, name: &str, path: &str) -> Result<(), ApiError> {
+        self.check_may_change()?;
         let (load, unloaded) = self.begin(name, path)?;
         let wait = Wait {
             table: self.table.clone(),
@@ -193,6 +196,7 @@ impl ServedAdapters {
     /// until the disk has none of the adapter's pages.
     pub fn unload(&self, name: &str) -> Result<(), ApiError> {
         self.loader()?;
+        self.check_may_change()?;
         let removed = self.lock().by_name.remove(name);
         match removed {
             None => {
@@ -208,6 +212,14 @@ impl ServedAdapters {
                 self.index.remove(&adapter.loaded);
                 Ok(())
             }
+        }
+    }
+
+    /// An adapter that no table has would be gone after the model's next load.
+    fn check_may_change(&self) -> Result<(), ApiError> {
+        match self.is_fixed {
+            true => Err(ApiError::fixed_adapters()),
+            false => Ok(()),
         }
     }
 

@@ -18,6 +18,8 @@ pub struct ServeConfig {
     pub max_model_len: u32,
     /// Limits the adapters loaded at a time.
     pub max_num_adapters: usize,
+    /// Whether the adapters are those that are loaded with the model, and no others.
+    pub has_fixed_adapters: bool,
     /// Number of rows of the model's embedding. A tokenizer may have more tokens, or fewer.
     pub vocab_size: usize,
     /// Length of the model's hidden states.
@@ -55,6 +57,7 @@ impl ServeConfig {
             model_facts: ModelFacts::default(),
             max_model_len,
             max_num_adapters: 16,
+            has_fixed_adapters: false,
             vocab_size,
             hidden_size,
             has_head: true,

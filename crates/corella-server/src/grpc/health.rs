@@ -122,7 +122,9 @@ impl WatchBody {
     }
 
     fn end(&mut self) -> Option<HeaderMap> {
-        self.has_ended = self.models.parts().is_draining();
+        // A drain that has begun since the last look is told before the end.
+        let has_told = self.told != Some(ServingStatus::Serving);
+        self.has_ended = has_told && self.models.parts().is_draining();
         self.has_ended
             .then(|| trailers(Some(&ApiError::draining())))
     }

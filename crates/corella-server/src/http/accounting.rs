@@ -16,6 +16,7 @@ use hyper::body::{Frame, SizeHint};
 use crate::call::request_id::RequestName;
 use crate::call::request_line::{RequestLine, is_probe, is_unlogged};
 use crate::call::request_trace::{EndedRequest, begin_trace};
+use crate::grpc::health::WATCH;
 use crate::model_set::model_use::ModelUse;
 use crate::state::server_parts::ServerParts;
 use crate::state::use_count::Counted;
@@ -98,7 +99,9 @@ impl Record {
         path: Option<MatchedPath>,
         trace: Option<TraceScope>,
     ) -> Self {
-        server.num_in_flight.send_modify(|num| *num += 1);
+        if is_counted(path.as_ref()) {
+            server.num_in_flight.send_modify(|num| *num += 1);
+        }
         Self {
             server,
             name,
@@ -139,8 +142,15 @@ impl Drop for Record {
                 "answered"
             ),
         }
-        self.server.num_in_flight.send_modify(|num| *num -= 1);
+        if is_counted(self.path.as_ref()) {
+            self.server.num_in_flight.send_modify(|num| *num -= 1);
+        }
     }
+}
+
+/// A watch of the server's health is no load, and ends by itself when the server drains.
+fn is_counted(path: Option<&MatchedPath>) -> bool {
+    path.is_none_or(|path| path.as_str() != WATCH)
 }
 
 /// A response body that knows whether it was read to its end.

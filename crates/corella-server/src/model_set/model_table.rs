@@ -204,7 +204,7 @@ impl ModelTable {
         position.map(ModelId)
     }
 
-    /// Returns the model with this name, with this other name, or with this adapter.
+    /// Returns the model with this name, with this adapter, or with this other name.
     pub fn find(&self, name: &str) -> Option<ModelId> {
         let having = |names: fn(&ModelSetting) -> &Vec<String>| {
             let mut models = self.models.iter();
@@ -213,8 +213,8 @@ impl ModelTable {
             models.position(is_it).map(ModelId)
         };
         self.find_named(name)
-            .or_else(|| having(|setting| &setting.other_names))
             .or_else(|| having(|setting| &setting.adapters))
+            .or_else(|| having(|setting| &setting.other_names))
     }
 
     pub fn setting(&self, model: ModelId) -> &ModelSetting {

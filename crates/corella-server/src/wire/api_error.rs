@@ -20,6 +20,8 @@ pub struct ApiError {
     body: ErrorBody,
     /// Time until the caller may retry, if known.
     retry_after_us: Option<u64>,
+    /// Whether the engine is gone, so that another server may succeed.
+    is_lost_engine: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -53,6 +55,7 @@ impl ApiError {
                 code: None,
             },
             retry_after_us: None,
+            is_lost_engine: false,
         }
     }
 
@@ -149,6 +152,16 @@ impl ApiError {
 
     pub fn code(&self) -> Option<&'static str> {
         self.body.code
+    }
+
+    pub(crate) fn is_lost_engine(&self) -> bool {
+        self.is_lost_engine
+    }
+
+    /// A change of adapters that are loaded with their model.
+    pub fn fixed_adapters() -> Self {
+        let message = "The adapters of this model are those of its table in the file of --models.";
+        Self::new(StatusCode::CONFLICT, message)
     }
 
     pub fn retry_after_us(&self) -> Option<u64> {

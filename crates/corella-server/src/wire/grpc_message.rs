@@ -51,6 +51,7 @@ impl Code {
             }
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Self::Unavailable,
             StatusCode::NOT_IMPLEMENTED => Self::Unimplemented,
+            _ if error.is_lost_engine() => Self::Unavailable,
             status if status.is_client_error() => Self::InvalidArgument,
             _ => Self::Internal,
         }
@@ -190,6 +191,8 @@ impl HttpBody for MessageBody {
 
 #[cfg(test)]
 mod tests {
+    use corella_core::RequestError;
+
     use super::*;
 
     #[test]
@@ -218,6 +221,8 @@ mod tests {
         assert_eq!(Code::of(&ApiError::draining()), Code::Unavailable);
         assert_eq!(Code::of(&ApiError::unauthorized()), Code::Unauthenticated);
         assert_eq!(Code::of(&ApiError::engine("x")), Code::Internal);
+        let lost = RequestError::EngineLost("x".into());
+        assert_eq!(Code::of(&ApiError::request(&lost)), Code::Unavailable);
         assert_eq!(trailers(None)["grpc-status"], "0");
     }
 

@@ -60,13 +60,12 @@ mod tests {
 
     #[test]
     fn a_folder_without_a_name_of_its_own_has_that_of_its_target() {
-        let folder = std::env::temp_dir().join("corella-model-names");
+        let folder =
+            std::env::temp_dir().join(format!("corella-model-names-{}", std::process::id()));
         let (model, link) = (folder.join("fox"), folder.join("owl"));
         std::fs::create_dir_all(&model).unwrap();
         #[cfg(unix)]
-        if !link.is_symlink() {
-            std::os::unix::fs::symlink(&model, &link).unwrap();
-        }
+        std::os::unix::fs::symlink(&model, &link).unwrap();
         for (path, name) in [
             (model.clone(), "fox"),
             (model.join("."), "fox"),
@@ -78,5 +77,6 @@ mod tests {
         assert_eq!(model_name(&model.join("x").join("..")), "fox");
         #[cfg(unix)]
         assert_eq!(model_name(&link), "owl");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -11,11 +11,12 @@ use crate::cache::block_hold::{HeldKv, MAX_BLOCK_HOLDS};
 use crate::{BlockId, BlockList, HeldBlocks, HoldId, HoldRefusal, PageId, Scheduler};
 
 impl Scheduler {
-    /// Returns the number of settled blocks at the beginning of a list. Holds none of them.
+    /// Returns the number of settled blocks at the beginning of a list. Holds none of them. With recurrent layers, a node
+    /// that lends no blocks counts none, because a block alone does not say whether its state is kept.
     pub fn look_up_blocks(&self, list: &BlockList) -> u32 {
-        match self.config.max_served_pages {
-            0 => 0,
-            _ => self.settled_blocks(list).len() as u32,
+        match self.config.max_served_pages == 0 && self.kv.is_recurrent() {
+            true => 0,
+            false => self.settled_blocks(list).len() as u32,
         }
     }
 

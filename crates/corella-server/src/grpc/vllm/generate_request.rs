@@ -1,7 +1,8 @@
 //! A request of `vllm.Inference` as a call.
 
-use std::sync::Arc;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use serde_json::Value;
 
@@ -199,11 +200,13 @@ fn sampling_fields(request: GenerateRequest) -> Result<SamplingFields, ApiError>
     Ok(fields)
 }
 
-/// A salt of no other call, which finds nothing in the prefix cache.
+/// A salt of no other call, which finds nothing in the prefix cache. A disk or another node may have blocks of an earlier
+/// process, so the salt has a random part.
 fn own_salt() -> String {
+    static RUN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let count = COUNTER.fetch_add(1, Ordering::Relaxed);
-    format!("\0bypass {count}")
+    format!("\0bypass {:x} {count}", *RUN)
 }
 
 fn set_decoding(fields: &mut SamplingFields, decoding: DecodingParameters) {

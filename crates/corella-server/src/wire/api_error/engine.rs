@@ -189,7 +189,10 @@ impl ApiError {
             )
             .with_code("nothing_to_draw"),
             error if error.to_string().contains(NOT_MASKED) => Self::grammar_failed(error),
-            error => Self::engine(format!("The request could not be finished: {error}.")),
+            error => Self {
+                is_lost_engine: matches!(error, RequestError::EngineLost(_)),
+                ..Self::engine(format!("The request could not be finished: {error}."))
+            },
         }
     }
 

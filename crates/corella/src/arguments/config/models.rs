@@ -234,6 +234,7 @@ fn listed_model(
     let adapters = args.adapter.set(&mut options, &mut limits)?;
     // Only the adapters of the table are loaded again with the model.
     limits.max_num_adapters = adapters.len();
+    limits.has_fixed_adapters = true;
     let mut names: Vec<String> = Vec::new();
     for (name, _) in &adapters {
         if is_taken(name) || names.contains(name) {

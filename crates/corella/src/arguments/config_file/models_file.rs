@@ -150,6 +150,8 @@ impl<'a> ModelsFile<'a> {
         let mut args = self.args(&settings, &place)?;
         args.model.model = Some(PathBuf::from(model));
         args.model.model_option = None;
+        // A table has as many adapters as it lists.
+        args.adapter.max_loras = usize::MAX;
         let names = &mut args.request.served_model_name;
         names.retain(|other| *other != name);
         names.insert(0, name.clone());
