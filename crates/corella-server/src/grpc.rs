@@ -2,4 +2,5 @@
 
 pub mod grpc_shape;
 pub mod health;
+pub mod read_deadline;
 pub mod vllm;

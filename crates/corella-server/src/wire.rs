@@ -15,6 +15,7 @@ pub mod metric_series;
 pub mod nearest_route;
 pub mod number_range;
 pub mod openapi;
+pub mod protobuf_count;
 pub mod protobuf_json;
 pub mod request_body;
 pub mod reset_time;

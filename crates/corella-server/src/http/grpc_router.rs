@@ -11,6 +11,7 @@ use tokio::sync::Semaphore;
 use crate::call::request_id::name_request;
 use crate::grpc::grpc_shape::{in_grpc_shape, unknown_method};
 use crate::grpc::health::{CHECK, MAX_WATCHES, WATCH, check, watch};
+use crate::grpc::read_deadline::cut_off_unread;
 use crate::grpc::vllm::generate::{GENERATE, GENERATE_STREAM, generate, generate_stream};
 use crate::http::accounting::count_request;
 use crate::http::auth::{KeyCheck, require_api_key};
@@ -38,5 +39,6 @@ pub fn grpc_router(models: ModelSet) -> Router {
         .layer(from_fn(in_grpc_shape))
         .layer(from_fn_with_state(server.clone(), count_request))
         .layer(from_fn(name_request))
+        .layer(from_fn_with_state(server.clone(), cut_off_unread))
         .with_state(models)
 }

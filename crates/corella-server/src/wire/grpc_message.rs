@@ -14,6 +14,8 @@ use hyper::body::Frame;
 use prost::Message;
 
 use crate::wire::api_error::ApiError;
+use crate::wire::protobuf_count::is_crowded;
+use crate::wire::value_count::MAX_VALUES;
 
 const PREFIX_BYTES: usize = 5;
 pub const MEDIA_TYPE: &str = "application/grpc";
@@ -55,6 +57,16 @@ impl Code {
             status if status.is_client_error() => Self::InvalidArgument,
             _ => Self::Internal,
         }
+    }
+}
+
+/// Reads the only message of a call, unless it has too many fields. The fields in `prompt` have text or packed numbers.
+pub fn read_crowd<M: Message + Default>(body: &[u8], prompt: &[u64]) -> Result<M, ApiError> {
+    match is_crowded(only_message(body)?, prompt) {
+        false => read_message(body),
+        true => Err(ApiError::malformed(format!(
+            "The message has more than {MAX_VALUES} fields."
+        ))),
     }
 }
 

@@ -304,7 +304,7 @@ async fn unknown_fields_are_ignored_where_that_is_asked_for() {
         let reply = post_field(&server, path, &body, "temprature", json!(1)).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
         // A field of another endpoint, too.
-        let reply = post_field(&server, path, &body, "tokens", json!([1])).await;
+        let reply = post_field(&server, path, &body, "top_n", json!(1)).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
         let reply = post_field(&server, path, &body, "functions", json!([{}])).await;
         assert_refused(&reply, "functions", "unsupported_parameter");

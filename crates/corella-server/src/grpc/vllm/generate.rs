@@ -16,12 +16,14 @@ use crate::model_set::driver::ModelSet;
 use crate::text::served_model::ServedModel;
 use crate::text::text_thread::Caller;
 use crate::wire::api_error::ApiError;
-use crate::wire::grpc_message::{grpc_response, message_response, read_message};
+use crate::wire::grpc_message::{grpc_response, message_response, read_crowd};
 use crate::wire::request_body::SentBody;
 
 pub const GENERATE: &str = "/vllm.Inference/Generate";
 pub const GENERATE_STREAM: &str = "/vllm.Inference/GenerateStream";
 
+/// The numbers of the fields `text` and `token_ids`.
+const PROMPT: [u64; 2] = [3, 4];
 const FORM: CallForm = CallForm {
     id_prefix: "",
     prompt_field: "prompt",
@@ -86,7 +88,7 @@ async fn begin(
     let takes_transfer = state.kv_transfer.is_some();
     let prepare = move |served: &ServedModel, caller: &Caller| {
         let caller = caller.with_default_seed(default_seed);
-        let mut request: GenerateRequest = read_message(body.bytes())?;
+        let mut request: GenerateRequest = read_crowd(body.bytes(), &PROMPT)?;
         let name = std::mem::take(&mut request.request_id);
         let call = call_of(request, stream, served, &caller).map_err(in_place)?;
         if call.params.kv_transfer_params.is_some() && !takes_transfer {

@@ -21,7 +21,7 @@ pub struct ServerArgs {
     #[arg(long, value_name = "PATH", conflicts_with = "tls_cert")]
     pub uds: Option<PathBuf>,
     /// Serve gRPC too, on this port, by the services through which gateways reach vLLM; 0 takes any free port
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", conflicts_with = "exit_when_idle")]
     pub grpc_port: Option<u16>,
     /// Address or host name of --grpc-port; gateways send no keys and speak no TLS there
     #[arg(
