@@ -3,7 +3,8 @@
 //! A request passes `http/router.rs`, then an endpoint, such as `endpoint/chat_completions.rs`, which has it parsed,
 //! checked and tokenised on a thread of `text/text_thread.rs`. `call/generation.rs` reads the engine's token streams as
 //! text, which leaves as events of `call/sse.rs` or as one JSON object. For embeddings and scores,
-//! `call/pooled_call.rs` computes hidden states instead of text.
+//! `call/pooled_call.rs` computes hidden states instead of text. A call of gRPC passes `http/grpc_router.rs` and a service in
+//! `grpc` instead, and is the same call from there on.
 //!
 //! The rooms of the crate, from bottom to top. A room uses only rooms that this list names before it:
 //!

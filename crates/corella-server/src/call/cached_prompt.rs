@@ -22,8 +22,8 @@ pub fn prefers_cached(headers: &HeaderMap) -> bool {
     names.any(|name| name.trim().eq_ignore_ascii_case(IF_AVAILABLE))
 }
 
-/// Refuses a prompt of which a whole block is neither in memory nor on the disk. The last token is computed anyway,
-/// because its logits are needed.
+/// Refuses a prompt if one of its whole blocks is neither in memory nor in a tier behind it. The block of the last token
+/// does not count, because that token is computed for its logits.
 pub async fn check_cached(
     engine: &Engine,
     prompt: &[TokenId],

@@ -355,7 +355,7 @@ struct Choice {
     resumed: Resumed,
 }
 
-/// What a resumed answer had when it began here.
+/// The part of a resumed answer that another server has drawn.
 #[derive(Clone, Copy, Default)]
 struct Resumed {
     num_tokens: u32,

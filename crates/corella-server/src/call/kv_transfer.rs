@@ -16,7 +16,7 @@ pub trait KvTransfer: Send + Sync {
 
 /// One call with the field. The call's prompt is submitted to this object instead of to the server's generator.
 pub trait KvTransferCall: Generate {
-    /// Returns whether the call's answer has the field, too. Such an answer is not streamed.
+    /// Returns whether the call's answer has the field, too. HTTP does not stream such an answer.
     fn answers_with_params(&self) -> bool;
 
     /// Returns the field of the answer, once all tokens are there. `None` becomes `null`, which tells the proxy that

@@ -109,12 +109,7 @@ impl Endpoint for Chat {
         let prompt_tokens = choices
             .first()
             .and_then(|choice| choice.prompt_tokens.clone());
-        let prompt_logprobs = self.prompt_logprobs.zip(prompt);
-        let prompt_logprobs = prompt_logprobs.map(|(num_top, prompt)| PromptLogprobs {
-            tokenizer: &served.tokenizer,
-            prompt,
-            num_top: num_top as usize,
-        });
+        let prompt_logprobs = PromptLogprobs::of(&served.tokenizer, prompt, self.prompt_logprobs);
         let choices: Vec<_> = choices
             .into_iter()
             .map(|choice| ChatChoice::new(self, served, choice))

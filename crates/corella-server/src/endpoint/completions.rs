@@ -169,12 +169,7 @@ impl<'a> CompletionChoice<'a> {
             logprobs.push_output(names, &delta.logprobs, text_offset);
             logprobs
         });
-        let prompt_logprobs = format.prompt_logprobs.zip(delta.prompt);
-        let prompt_logprobs = prompt_logprobs.map(|(num_top, prompt)| PromptLogprobs {
-            tokenizer,
-            prompt,
-            num_top: num_top as usize,
-        });
+        let prompt_logprobs = PromptLogprobs::of(tokenizer, delta.prompt, format.prompt_logprobs);
         let (finish_reason, stop_reason) = delta.finish.map_or((None, None), |finish| {
             (Some(finish.reason), finish.stop_reason)
         });

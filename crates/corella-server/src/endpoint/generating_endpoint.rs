@@ -127,7 +127,7 @@ pub async fn serve_call<E: Endpoint>(
 
 /// Checks whether the caller may make a prepared call, and submits its prompts. Returns when the engine has accepted
 /// every choice.
-// Long: each check comes before what it protects.
+// Long: the checks have one order. The key's limit comes after the others, so that it counts no refused call.
 pub async fn begin_call<F>(
     state: &ServerState,
     context: &CallContext,

@@ -130,12 +130,7 @@ impl Endpoint for TokenGenerate {
         let Generated { mut choices, usage } = answer;
         // All choices have the same prompt.
         let prompt = choices.first_mut().and_then(|choice| choice.prompt.take());
-        let prompt_logprobs = self.prompt_logprobs.zip(prompt);
-        let prompt_logprobs = prompt_logprobs.map(|(num_top, prompt)| PromptLogprobs {
-            tokenizer: &served.tokenizer,
-            prompt,
-            num_top: num_top as usize,
-        });
+        let prompt_logprobs = PromptLogprobs::of(&served.tokenizer, prompt, self.prompt_logprobs);
         let choices: Vec<_> = choices
             .into_iter()
             .map(|choice| TokenChoice::new(&served.tokenizer, choice))

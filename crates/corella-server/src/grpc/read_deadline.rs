@@ -20,7 +20,7 @@ use tokio::time::timeout;
 
 use crate::state::server_parts::ServerParts;
 
-/// The outermost layer: what it cuts off is dropped, and counted as a call whose client has left.
+/// The outermost layer. It drops the layers below with a call that it cuts off, so that they count a client that has left.
 pub async fn cut_off_unread(
     State(server): State<Arc<ServerParts>>,
     request: Request,

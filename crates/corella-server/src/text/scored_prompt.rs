@@ -23,6 +23,22 @@ pub struct PromptLogprobs<'a> {
     pub num_top: usize,
 }
 
+impl<'a> PromptLogprobs<'a> {
+    /// Returns the field of an answer with a scored prompt, if the request has asked for `num_top` alternatives.
+    pub fn of(
+        tokenizer: &'a Tokenizer,
+        prompt: Option<ScoredPrompt>,
+        num_top: Option<u32>,
+    ) -> Option<Self> {
+        let num_top = num_top? as usize;
+        prompt.map(|prompt| Self {
+            tokenizer,
+            prompt,
+            num_top,
+        })
+    }
+}
+
 impl Serialize for PromptLogprobs<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let others = &self.prompt.others;

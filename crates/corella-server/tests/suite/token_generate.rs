@@ -305,7 +305,7 @@ async fn ask(server: &TestServer, path: &str, prefer: &str, body: &Value) -> Rep
     send(server.address, &head, body.as_bytes()).await
 }
 
-/// The next request without the header shows what the cache had.
+/// Sends each request again without the header, whose usage tells the cached tokens.
 #[tokio::test]
 async fn a_prompt_is_refused_exactly_if_the_cache_lacks_a_block() {
     let server = TestServer::start().await;

@@ -50,7 +50,7 @@ fn output(token: TokenId, finish: Option<FinishReason>) -> RequestOutput {
     }
 }
 
-/// Returns the deltas of the tokens, the last of which is an end token.
+/// Returns the deltas of the tokens. The last token ends the answer.
 fn deltas(each_token: bool, tokens: &[TokenId]) -> Vec<ChoiceDelta> {
     let mut choice = choice(&tokenizer(), each_token);
     let last = tokens.len() - 1;
