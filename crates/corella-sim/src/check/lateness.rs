@@ -43,8 +43,11 @@ impl Lateness {
         match kind {
             ObjectiveKind::Ttft => waited_us + num_tokens * self.slowest_pace_us / 1024,
             ObjectiveKind::Tpot => {
-                let num_seqs = self.config.max_num_seqs + 1;
-                self.slowest_step_us * u64::from(num_seqs.div_ceil(self.config.max_decode_seqs))
+                let num_steps = self
+                    .config
+                    .max_num_seqs
+                    .div_ceil(self.config.max_decode_seqs);
+                self.slowest_step_us * u64::from(num_steps)
             }
         }
     }

@@ -106,7 +106,8 @@ impl Scheduler {
     }
 
     /// Returns the time per output token of one more request: the duration of a decode step, times the number of steps
-    /// in which each request that decodes or waits for its KV has one turn. It is 0 without such requests.
+    /// in which each request that decodes or waits for its KV has one turn. Only `max_num_seqs` requests decode at a
+    /// time. It is 0 without such requests.
     pub(super) fn expected_tpot_us(&self) -> u64 {
         let decoding = self.running.iter().map(|index| &self.requests[index]);
         let num_decoding = decoding.filter(|state| !state.is_prefilling()).count();
@@ -114,7 +115,8 @@ impl Scheduler {
         if num_decoding == 0 {
             return 0;
         }
-        let num_steps = (num_decoding + 1).div_ceil(self.config.max_decode_seqs.into());
+        let num_sharing = (num_decoding + 1).min(self.config.max_num_seqs.into());
+        let num_steps = num_sharing.div_ceil(self.config.max_decode_seqs.into());
         self.pace.decode_step_us() * num_steps
     }
 
@@ -152,6 +154,7 @@ mod tests {
             let mut config = SchedulerConfig::new(512, 4, 1024);
             config.max_num_batched_tokens = 64;
             config.max_num_seqs = 4;
+            config.max_decode_seqs = 4;
             config.enable_slo_admission = is_on;
             let mut run = Self {
                 scheduler: Scheduler::new(config).unwrap(),
@@ -291,6 +294,19 @@ mod tests {
         };
         let refused = Err(AdmissionError::ObjectiveMissed(missed));
         assert_eq!(run.scheduler.add_requests(vec![request.clone()]), refused);
+        request.objectives.tpot_us = Some(STEP_US);
+        assert_eq!(run.scheduler.add_requests(vec![request]), Ok(()));
+    }
+
+    /// A request that waits for a slot shares no step with more than the other slots.
+    #[test]
+    fn full_slots_slow_no_decode_step() {
+        let mut run = Run::new(true);
+        for id in 1..5 {
+            run.add(id, 16, 40, 50_000).unwrap();
+        }
+        run.steps(4);
+        let mut request = Request::greedy(RequestId(9), vec![1, 2, 3], 4);
         request.objectives.tpot_us = Some(STEP_US);
         assert_eq!(run.scheduler.add_requests(vec![request]), Ok(()));
     }
